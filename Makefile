@@ -1,0 +1,38 @@
+# Everything runs in .venv, which the first target makes. Linux and macOS.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check bench models clean venv
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing mlxfleet into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+models: $(STAMP)
+	@$(BIN)/python scripts/make_models.py --out .models
+
+demo: models
+	@$(BIN)/python scripts/demo.py
+
+test: models
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest tests/architecture tests/unit
+
+bench: models
+	@$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) .models .mlxfleet build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

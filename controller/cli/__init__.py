@@ -1,0 +1,1 @@
+"""mlxctl: a client of the REST API only."""

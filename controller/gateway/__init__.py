@@ -1,0 +1,1 @@
+"""The OpenAI endpoint: filter, score, pick, forward."""

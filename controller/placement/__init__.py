@@ -1,0 +1,1 @@
+"""Which node takes which engine, and why not; pure."""

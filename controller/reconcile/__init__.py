@@ -1,0 +1,1 @@
+"""One pure plan and one thin shell per controller."""

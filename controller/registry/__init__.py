@@ -1,0 +1,1 @@
+"""Objects over the store: admission, defaults, patches, selectors, generations."""

@@ -1,0 +1,1 @@
+"""Work queue, informer and reconcile loop, as controllers are built from."""

@@ -1,0 +1,1 @@
+"""Versioned storage with compare-and-swap and watch; one backend a file."""

@@ -1,0 +1,91 @@
+"""The `Node` kind: one machine, what it can hold and how it is."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from manifests.meta import Condition, Declared, FleetObject, Reported
+
+
+class Taint(Declared):
+    """A mark that keeps engines away from a node."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+class NodeSpec(Declared):
+    """What a person decides about a node."""
+
+    unschedulable: bool = Field(default=False, description="cordon: no new engines")
+    taints: list[Taint] = Field(default_factory=list)
+
+
+class CeilingName(StrEnum):
+    """Which of the three limits is the smallest."""
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    METAL = "metal"
+
+
+class Ceilings(Reported):
+    """The node's limits in bytes; `hard` is the least of the three and `binding` names it."""
+
+    static_bytes: int = 0
+    dynamic_bytes: int = 0
+    metal_bytes: int | None = None
+    hard_bytes: int = 0
+    abort_bytes: int = 0
+    binding: CeilingName = CeilingName.STATIC
+
+
+class PressureLevel(StrEnum):
+    """How near the node is to its ceiling."""
+
+    OK = "ok"
+    SOFT = "soft"
+    HARD = "hard"
+    EMERGENCY = "emergency"
+
+
+class NodeInfo(Reported):
+    """What kind of machine this is."""
+
+    os: str = ""
+    arch: str = ""
+    chip: str = ""
+    host: str = ""
+    agent_version: str = ""
+    mlx_version: str = ""
+    boot_id: str = ""
+    simulated: bool = False
+
+
+class NodeStatus(Reported):
+    """What the agent last reported, slowly; live load travels on its load stream."""
+
+    observed_generation: int = 0
+    address: str = Field(default="", description="base URL of the agent's HTTP API")
+    capacity_bytes: int = 0
+    ceilings: Ceilings = Field(default_factory=Ceilings)
+    used_bytes: int = 0
+    reserved_bytes: int = 0
+    headroom_bytes: int = 0
+    pressure: PressureLevel = PressureLevel.OK
+    engines: int = 0
+    lease_time: str = Field(default="", description="RFC 3339 time of the last renewed lease")
+    lease_seconds: float = 10.0
+    instance: str = Field(default="", description="changes with every start of the agent")
+    info: NodeInfo = Field(default_factory=NodeInfo)
+    conditions: tuple[Condition, ...] = ()
+
+
+class Node(FleetObject):
+    """One machine of the fleet, registered by its agent."""
+
+    kind: Literal["Node"] = "Node"  # type: ignore[assignment]
+    spec: NodeSpec = Field(default_factory=NodeSpec)
+    status: NodeStatus = Field(default_factory=NodeStatus)

@@ -1,0 +1,1 @@
+"""Shapes that cross the wire between agents, controllers and clients."""

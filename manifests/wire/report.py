@@ -1,0 +1,66 @@
+"""The load that an agent streams to gateways, and what it can tell of a model's files.
+
+`GET /fleet/v1/load` on an agent answers newline-delimited JSON, one `LoadReport` a line: at
+once on a change, at most ten a second and at least one a second. The stream is also the
+node's health check: silence means trouble.
+
+`POST /fleet/v1/inspect` with a `Source` answers an `Inspection`, or 404 with an OpenAI error
+body that says why this node cannot reach the source.
+"""
+
+from pydantic import Field
+
+from manifests.engine import EnginePhase
+from manifests.estimate import ModelShape
+from manifests.meta import Reported
+from manifests.node import Ceilings, PressureLevel
+
+LOAD_PATH = "/fleet/v1/load"
+INSPECT_PATH = "/fleet/v1/inspect"
+LOG_PATH = "/fleet/v1/engines/{name}/log"
+
+
+class EngineLoad(Reported):
+    """One engine's live figures. Units: tokens, bytes, tokens per second."""
+
+    name: str
+    model: str
+    aliases: tuple[str, ...] = ()
+    phase: EnginePhase
+    accepting: bool = Field(description="ready, making progress, not draining")
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0
+    max_waiting: int = 0
+    context_tokens: int = 0
+    kv_bytes_per_token: int = 0
+    tokens_fit_now: int = 0
+    tokens_fit_ever: int = 0
+    prefill_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0
+    fingerprint: str = ""
+
+
+class LoadReport(Reported):
+    """One node's live figures."""
+
+    node: str
+    instance: str
+    sequence: int
+    accepting: bool = Field(description="false while the agent drains")
+    pressure: PressureLevel = PressureLevel.OK
+    ceilings: Ceilings = Field(default_factory=Ceilings)
+    used_bytes: int = 0
+    reserved_bytes: int = 0
+    headroom_bytes: int = 0
+    engines: tuple[EngineLoad, ...] = ()
+
+
+class Inspection(Reported):
+    """What a node can tell of a source without loading it."""
+
+    source: str
+    weights_bytes: int
+    fingerprint: str
+    shape: ModelShape
+    on_disk: bool = True

@@ -1,0 +1,1 @@
+"""HTTP of the agent: OpenAI routes, load stream, health, metrics."""

@@ -1,0 +1,155 @@
+"""The frozen messages between an agent and an engine process, defined once.
+
+Commands go to the engine, events come back; each is one msgpack map tagged by type, framed
+with a four-byte big-endian length. They hold plain numbers, strings and bytes, never arrays.
+Every request is keyed by its `request_id` and ends with exactly one `Finished` or `Failed`.
+"""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one row picks its tokens; the values are already validated and defaulted."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """First command: load the weights and warm up. `chunk_tokens` 0 lets the engine choose."""
+
+    model_path: str
+    chunk_tokens: int = 0
+    max_running: int = 32
+    cache_limit_bytes: int = 0
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Run one row. `prompt` is never empty; stop tokens end it and are not reported as text."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    sampling: SamplingParams = SamplingParams()
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Stop a row at the next step; it ends with Finished(reason="cancelled")."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Fail what is in flight, free the arrays and exit 0."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """First event: the process is up; MLX is not imported yet."""
+
+    pid: int
+    protocol: int = 1
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """How far the weights are."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """The engine takes requests. Zero sizes mean the device does not tell."""
+
+    device: str
+    mlx_version: str
+    chunk_tokens: int
+    active_bytes: int
+    recommended_working_set_bytes: int = 0
+    memory_bytes: int = 0
+    max_buffer_bytes: int = 0
+
+
+class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
+    """The engine cannot serve this model and will exit; `message` is for people."""
+
+    message: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen token's log-probability and the best alternatives, sorted."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """New tokens of one row, in order; `logprobs` runs parallel when asked for."""
+
+    request_id: str
+    ids: list[int]
+    logprobs: list[TokenLogprobs] = []
+
+
+class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
+    """How much of one row's prompt has been fed, and how long this chunk took."""
+
+    request_id: str
+    done_tokens: int
+    total_tokens: int
+    chunk_tokens: int
+    seconds: float
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """A row ended: reason is stop, length or cancelled."""
+
+    request_id: str
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A row ended without an answer; `code` is one of manifests.errors.Code."""
+
+    request_id: str
+    code: str
+    message: str
+    retryable: str = "elsewhere"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Once a second from the socket's thread: has the step loop moved, and what memory holds.
+
+    `steps` counts step-loop turns. It grows while idle too, so a frozen count with
+    `step_seconds` rising means a stuck step.
+    """
+
+    steps: int
+    step_seconds: float
+    running: int
+    waiting: int
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+
+
+Command = Load | Generate | Cancel | Shutdown
+Event = (
+    Hello | Loading | Loaded | LoadFailed | Tokens | PrefillProgress | Finished | Failed | Heartbeat
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

@@ -1,0 +1,1 @@
+"""What the operating system tells: RAM, footprints, libraries, process facts."""

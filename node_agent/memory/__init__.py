@@ -1,0 +1,1 @@
+"""Readings, ceilings, preflight; pure arithmetic over values."""

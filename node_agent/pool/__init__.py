@@ -1,0 +1,1 @@
+"""Engine processes and their state machine; one loop owns them."""

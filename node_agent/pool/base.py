@@ -1,0 +1,141 @@
+"""What the pool of engines shows and offers to the rest of the agent.
+
+The pool owns the engine processes. Others hand it the wanted set, read frozen views, and take
+a lease to generate; nobody else starts, stops or talks to an engine.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from manifests.engine import EnginePhase, EngineSpec
+from manifests.errors import Refusal
+from manifests.estimate import ModelShape
+from manifests.model import Source
+from node_agent.engine.messages import Event, Generate, Heartbeat, Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWant:
+    """An engine that should run here; a change of `uid` or `spec` replaces the process."""
+
+    name: str
+    uid: str
+    generation: int
+    spec: EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model directory on this machine and what its headers say."""
+
+    directory: Path
+    weights_bytes: int
+    fingerprint: str
+    shape: ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine at one moment. Times are seconds of the pool's clock; None means not yet."""
+
+    want: EngineWant
+    phase: EnginePhase
+    reason: str = ""
+    message: str = ""
+    files: ModelFiles | None = None
+    loaded: Loaded | None = None
+    heartbeat: Heartbeat | None = None
+    heartbeat_age_seconds: float | None = None
+    pid: int | None = None
+    restarts: int = 0
+    restart_in_seconds: float | None = None
+    started_epoch_seconds: float | None = None
+    progress_done_bytes: int = 0
+    progress_total_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0
+    making_progress: bool = False
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a new request may be sent to it."""
+        return self.phase is EnginePhase.READY and self.making_progress
+
+
+class TokenStream(Protocol):
+    """The events of one row; ends after Finished or Failed, also when the engine dies."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield PrefillProgress, Tokens, then one Finished or Failed."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask the engine to stop the row; harmless after its end."""
+        ...
+
+
+class Lease(Protocol):
+    """The right to use one engine; it is not stopped for idleness while leased."""
+
+    @property
+    def view(self) -> EngineView:
+        """The engine as it was when leased."""
+        ...
+
+    def generate(self, command: Generate) -> TokenStream:
+        """Send one row. The stream fails at once when the engine is gone."""
+        ...
+
+    def release(self) -> None:
+        """Give the lease back; a second call does nothing."""
+        ...
+
+
+class Pool(Protocol):
+    """The engines of this machine."""
+
+    def set_wanted(self, wanted: Mapping[str, EngineWant]) -> None:
+        """Replace the wanted set; the pool converges on it. Level-triggered and idempotent."""
+        ...
+
+    def views(self) -> tuple[EngineView, ...]:
+        """Return every engine, wanted or still stopping, sorted by name."""
+        ...
+
+    def lease(self, model: str) -> Lease | Refusal:
+        """Take the least busy accepting engine that serves a public model name, atomically."""
+        ...
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop after any view changed; coalesced."""
+        ...
+
+    def log_path(self, name: str) -> Path | None:
+        """Return the file with an engine's output, or None when never started here."""
+        ...
+
+    async def close(self, grace_seconds: float) -> None:
+        """Stop every engine: shutdown, wait, TERM, wait, KILL."""
+        ...
+
+
+class SourceResolver(Protocol):
+    """Turns a declared source into a directory on this machine."""
+
+    async def resolve(self, source: Source, progress: Callable[[int, int], None]) -> ModelFiles:
+        """Return the files, downloading them if need be. Raises SourceError."""
+        ...
+
+
+class SourceError(Exception):
+    """The source cannot be had here; `permanent` means retrying without a change is useless."""
+
+    def __init__(
+        self, message: str, *, permanent: bool = True, code: str = "SourceNotFound"
+    ) -> None:
+        super().__init__(message)
+        self.message, self.permanent, self.code = message, permanent, code

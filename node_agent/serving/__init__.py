@@ -1,0 +1,1 @@
+"""A request from token ids to text: streams, stop strings, choices."""

@@ -1,0 +1,1 @@
+"""The agent against the controller: register, renew, watch, reconcile, report."""
