@@ -46,6 +46,6 @@ class CacheBudgetStatus(Reported):
 class CacheBudget(FleetObject):
     """How much SSD and RAM the KV cache of the selected nodes may use."""
 
-    kind: Literal["CacheBudget"] = "CacheBudget"  # type: ignore[assignment]
+    kind: Literal["CacheBudget"] = "CacheBudget"
     spec: CacheBudgetSpec = Field(default_factory=CacheBudgetSpec)
     status: CacheBudgetStatus = Field(default_factory=CacheBudgetStatus)

@@ -95,6 +95,6 @@ class EngineStatus(Reported):
 class Engine(FleetObject):
     """One copy of a model, bound to a node."""
 
-    kind: Literal["Engine"] = "Engine"  # type: ignore[assignment]
+    kind: Literal["Engine"] = "Engine"
     spec: EngineSpec
     status: EngineStatus = Field(default_factory=EngineStatus)

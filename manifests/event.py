@@ -30,7 +30,7 @@ class EventSource(Reported):
 class Event(FleetObject):
     """Something that happened; repeats raise `count` instead of adding objects."""
 
-    kind: Literal["Event"] = "Event"  # type: ignore[assignment]
+    kind: Literal["Event"] = "Event"
     involved_object: ObjectReference = Field(default_factory=ObjectReference)
     type: Literal["Normal", "Warning"] = "Normal"
     reason: str = ""

@@ -92,6 +92,6 @@ class MemoryGuardStatus(Reported):
 class MemoryGuard(FleetObject):
     """How careful the selected nodes are with their memory."""
 
-    kind: Literal["MemoryGuard"] = "MemoryGuard"  # type: ignore[assignment]
+    kind: Literal["MemoryGuard"] = "MemoryGuard"
     spec: MemoryGuardSpec = Field(default_factory=MemoryGuardSpec)
     status: MemoryGuardStatus = Field(default_factory=MemoryGuardStatus)

@@ -150,6 +150,6 @@ class ModelStatus(Reported):
 class Model(FleetObject):
     """A model the fleet serves under its name and aliases."""
 
-    kind: Literal["Model"] = "Model"  # type: ignore[assignment]
+    kind: Literal["Model"] = "Model"
     spec: ModelSpec
     status: ModelStatus = Field(default_factory=ModelStatus)

@@ -86,6 +86,6 @@ class NodeStatus(Reported):
 class Node(FleetObject):
     """One machine of the fleet, registered by its agent."""
 
-    kind: Literal["Node"] = "Node"  # type: ignore[assignment]
+    kind: Literal["Node"] = "Node"
     spec: NodeSpec = Field(default_factory=NodeSpec)
     status: NodeStatus = Field(default_factory=NodeStatus)

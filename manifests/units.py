@@ -68,7 +68,7 @@ def parse_quantity(text: str | int) -> int:
     Raises: ValueError naming the fault and the nearest valid spelling.
     """
     if isinstance(text, bool):
-        raise ValueError("expected a quantity such as 8Gi, got a boolean")
+        raise TypeError("expected a quantity such as 8Gi, got a boolean")
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"must not be negative: {text}")
