@@ -101,7 +101,7 @@ class Condition(Reported):
 class FleetObject(Declared):
     """What every kind has: apiVersion, kind, metadata."""
 
-    api_version: Literal["mlxfleet.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["mlxfleet.dev/v1alpha1"] = "mlxfleet.dev/v1alpha1"
     kind: str
     metadata: ObjectMeta = Field(default_factory=ObjectMeta)
 

@@ -89,7 +89,9 @@ class Sampling(Declared):
 class ChatTemplate(Declared):
     """Extra variables for the model's own chat template."""
 
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    variables: dict[str, Any] = Field(
+        default_factory=dict, description="such as enable_thinking: false"
+    )
 
 
 class Keep(Declared):
