@@ -43,6 +43,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_weights(out: Path, config: dict[str, Any]) -> None:
     """Draw the parameters and save them with an index, as a converted checkpoint has."""
+    mx.random.seed(0)  # some vectors (decays of recurrent layers) are drawn when the model is made
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
     weights = {}
