@@ -37,6 +37,15 @@ _MAX_BYTES = (1 << 63) - 1
 _QUANTITY = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?P<suffix>.*)", re.ASCII | re.S)
 _EXPONENT = re.compile(r"[eE](?P<sign>[+-]?)(?P<digits>[0-9]{1,3})", re.ASCII)
 _DURATION_PART = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|d)", re.ASCII)
+_LONGEST_TEXT = 40
+_LONGEST_SECONDS = 36500 * 86400
+_DURATION_WORDS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("d", "day", "days"), "d"),
+}
 _UNIT_SECONDS = {
     "ms": Fraction(1, 1000),
     "s": Fraction(1),
@@ -67,14 +76,14 @@ def parse_quantity(text: str | int) -> int:
     Units: suffixes k, M, G, T, P, E are powers of 1000; Ki, Mi, Gi, Ti, Pi, Ei of 1024.
     Raises: ValueError naming the fault and the nearest valid spelling.
     """
-    if isinstance(text, bool):
-        raise TypeError("expected a quantity such as 8Gi, got a boolean")
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"must not be negative: {text}")
         if text > _MAX_BYTES:
             raise ValueError("larger than 8Ei - 1 bytes")
         return text
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(f"not a quantity: longer than {_LONGEST_TEXT} characters")
     if text.startswith("-"):
         raise ValueError(f"must not be negative: {text!r}")
     match = _QUANTITY.fullmatch(text.removeprefix("+"))
@@ -101,11 +110,27 @@ def parse_quantity(text: str | int) -> int:
     return whole
 
 
+def _suggest_duration(text: str) -> str:
+    """Spell a duration such as `5 min` or `2Hours` as this project does, or return nothing."""
+    spelled = ""
+    for number, word in re.findall(r"([0-9.]+)[ ]*([A-Za-z]+)[ ]*", text, re.ASCII):
+        unit = _DURATION_WORDS.get(word.lower())
+        if unit is None:
+            return ""
+        spelled += number + unit
+    bare = re.sub(r"[0-9.A-Za-z ]", "", text, flags=re.ASCII)
+    return spelled if not bare and spelled != text else ""
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds that a duration such as `90s`, `5m` or `1h30m` stands for.
 
     Raises: ValueError naming the fault and the nearest valid spelling.
     """
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(f"not a duration: longer than {_LONGEST_TEXT} characters")
+    if text.startswith("-"):
+        raise ValueError(f"must not be negative: {text!r}")
     if text == "0":
         return 0.0
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
@@ -117,7 +142,11 @@ def parse_duration(text: str) -> float:
         total += Fraction(part["number"]) * _UNIT_SECONDS[part["unit"]]
         position = part.end()
     if position != len(text) or not text:
-        raise ValueError(f"not a duration: {text!r}; write for example 500ms, 30s, 5m or 1h30m")
+        meant = _suggest_duration(text)
+        hint = f"did you mean {meant}?" if meant else "write for example 500ms, 30s, 5m or 1h30m"
+        raise ValueError(f"not a duration: {text!r}; {hint}")
+    if total > _LONGEST_SECONDS:
+        raise ValueError(f"{text!r} is longer than 36500d")
     return float(total)
 
 
@@ -125,12 +154,15 @@ def format_bytes(count: int) -> str:
     """Return a byte count as people read it: three digits at most and a binary unit."""
     if count < 0:
         return "-" + format_bytes(-count)
-    value, unit = float(count), "B"
-    for candidate in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1000:
+    if count < 1000:
+        return f"{count} B"
+    value, unit = count / 1024, "KiB"
+    for candidate in ("MiB", "GiB", "TiB", "PiB", "EiB"):
+        # 999.6 would be shown as 1000: a fourth digit.
+        if value < 999.5:
             break
         value, unit = value / 1024, candidate
-    digits = 0 if unit == "B" or value >= 100 else (1 if value >= 10 else 2)
+    digits = 0 if value >= 99.95 else (1 if value >= 9.995 else 2)
     return f"{value:.{digits}f} {unit}"
 
 
@@ -148,7 +180,13 @@ def format_duration(seconds: float) -> str:
         return f"{hours}h{minutes % 60}m"
     if hours < 48:
         return f"{hours}h"
-    return f"{days}d"
+    if days < 8 and hours % 24:
+        return f"{days}d{hours % 24}h"
+    if days < 2 * 365:
+        return f"{days}d"
+    if days < 8 * 365 and days % 365:
+        return f"{days // 365}y{days % 365}d"
+    return f"{days // 365}y"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +225,14 @@ class Quantity:
     def _validate(cls, value: Any) -> "Quantity":
         if isinstance(value, cls):
             return value
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            kind = type(value).__name__
+        if isinstance(value, float):
             raise PydanticCustomError(
-                "quantity_type", "expected a quantity such as 8Gi, got {kind}", {"kind": kind}
+                "quantity",
+                "{value} is not a number of bytes; write a whole number, or a unit as in 1.5Gi",
+                {"value": value},
             )
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise PydanticCustomError("quantity_type", "expected a quantity such as 8Gi")
         try:
             return cls.parse(value)
         except ValueError as fault:
@@ -239,10 +280,7 @@ class Duration:
                 "duration", "a duration needs a unit; did you mean {value}s?", {"value": value}
             )
         if not isinstance(value, str):
-            kind = type(value).__name__
-            raise PydanticCustomError(
-                "duration_type", "expected a duration such as 30s, got {kind}", {"kind": kind}
-            )
+            raise PydanticCustomError("duration_type", "expected a duration such as 30s")
         try:
             return cls.parse(value)
         except ValueError as fault:
