@@ -1,0 +1,166 @@
+"""The one MLX thread: loads the model, turns the step loop, frees the arrays.
+
+Owns every array of the process, from load to free. Talks to the socket's thread only through
+the mailbox, the board and `emit`. Imported after Hello, on this thread.
+"""
+
+import gc
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import mlx.core as mx
+
+from manifests.errors import Code, Retryable
+from node_agent.engine.loading import LoadedModel, explain_fault, load, read_memory
+from node_agent.engine.mailbox import Board, Mailbox, StepGauges
+from node_agent.engine.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    Load,
+    LoadFailed,
+    Loading,
+    Shutdown,
+)
+from node_agent.engine.scheduler import Scheduler
+
+IDLE_TURN_SECONDS = 0.5
+
+Emit = Callable[[Sequence[Event]], None]
+
+
+class ExitCode(IntEnum):
+    """How the process ends."""
+
+    CLEAN = 0
+    STEP_FAILED = 1
+    LOAD_FAILED = 3
+
+
+class _Stopped(Exception):  # noqa: N818 - a way out of the load, not an error
+    """Shutdown arrived while loading."""
+
+
+class Runtime:
+    """One engine's life on the MLX thread."""
+
+    def __init__(self, mailbox: Mailbox, board: Board, emit: Emit) -> None:
+        self._mailbox, self._board, self._emit = mailbox, board, emit
+        self._inbox: deque[Command] = deque()
+        self._scheduler: Scheduler | None = None
+        self._steps = 0
+
+    def run(self) -> ExitCode:
+        """Live until Shutdown or a fault; every request is answered either way."""
+        self._board.read_memory = read_memory
+        try:
+            code = self._live()
+        except Exception as fault:  # noqa: BLE001 - root of the MLX thread
+            traceback.print_exc()
+            self._fail_all(Code.ENGINE_DIED, f"the engine failed: {explain_fault(fault)}")
+            code = ExitCode.STEP_FAILED
+        self._scheduler = None
+        gc.collect()
+        mx.clear_cache()
+        # A thread that ran a model must end with this, or the process aborts at exit.
+        mx.clear_streams()
+        return code
+
+    def _live(self) -> ExitCode:
+        try:
+            loaded = self._load()
+        except _Stopped:
+            return ExitCode.CLEAN
+        if loaded is None:
+            return ExitCode.LOAD_FAILED
+        self._scheduler = Scheduler(loaded.runner, loaded.vocab_size)
+        self._show(None)
+        self._emit([loaded.announcement])
+        while self._turn(self._scheduler):
+            pass
+        self._fail_all(Code.SHUTTING_DOWN, "the engine is shutting down")
+        return ExitCode.CLEAN
+
+    def _load(self) -> LoadedModel | None:
+        command = self._await_load()
+        self._show(time.monotonic())
+        try:
+            return load(command, self._report_progress)
+        except _Stopped:
+            raise
+        except Exception as fault:  # noqa: BLE001 - a model's files can make mlx-lm raise anything
+            traceback.print_exc()
+            self._emit([LoadFailed(message=explain_fault(fault))])
+            return None
+
+    def _await_load(self) -> Load:
+        while True:
+            for command in self._mailbox.take(IDLE_TURN_SECONDS):
+                if isinstance(command, Load):
+                    return command
+                if isinstance(command, Shutdown):
+                    raise _Stopped
+                self._inbox.append(command)
+
+    def _report_progress(self, done_bytes: int, total_bytes: int) -> None:
+        self._show(time.monotonic())
+        self._emit([Loading(done_bytes=done_bytes, total_bytes=total_bytes)])
+        self._inbox.extend(self._mailbox.take(0))
+        if any(isinstance(command, Shutdown) for command in self._inbox):
+            raise _Stopped
+
+    def _turn(self, scheduler: Scheduler) -> bool:
+        """Take commands and run one step; return False on Shutdown."""
+        if not self._inbox:
+            self._inbox.extend(self._mailbox.take(0 if scheduler.busy else IDLE_TURN_SECONDS))
+        events: list[Event] = []
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, Generate):
+                events += scheduler.submit(command)
+            elif isinstance(command, Cancel):
+                events += scheduler.cancel(command.request_id)
+            elif isinstance(command, Shutdown):
+                self._emit(events)
+                return False
+        if scheduler.busy:
+            self._show(time.monotonic())
+            events += scheduler.step()
+        self._steps += 1
+        self._show(None)
+        if events:
+            self._emit(events)
+        return True
+
+    def _show(self, started_seconds: float | None) -> None:
+        scheduler = self._scheduler
+        self._board.step = StepGauges(
+            steps=self._steps,
+            started_seconds=started_seconds,
+            running=0 if scheduler is None else scheduler.running,
+            waiting=0 if scheduler is None else scheduler.waiting,
+        )
+
+    def _fail_all(self, code: Code, message: str) -> None:
+        events: list[Event] = []
+        if self._scheduler is not None:
+            events += self._scheduler.fail_all(code, message, Retryable.ELSEWHERE)
+        self._inbox.extend(self._mailbox.take(0))
+        events += [
+            Failed(request_id=command.request_id, code=code.value, message=message)
+            for command in self._inbox
+            if isinstance(command, Generate)
+        ]
+        self._inbox.clear()
+        if events:
+            self._emit(events)
+
+
+def run(mailbox: Mailbox, board: Board, emit: Emit) -> int:
+    """Run the MLX thread to its end and return the exit code."""
+    return int(Runtime(mailbox, board, emit).run())
