@@ -47,11 +47,10 @@ class Database:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._claim = Claim(path)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._claim.release)
             self._connection = self._open()
-        except BaseException:
-            self._claim.release()
-            raise
+            undo.pop_all()
 
     def load(self) -> Loaded:
         """Return what the file holds. Raises: StoreUnreadableError."""
@@ -68,23 +67,18 @@ class Database:
 
         Raises: sqlite3.Error, OSError; then nothing of it is stored.
         """
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        newest = steps[-1].revision if steps else None
+        # Leaving the block commits, or rolls back on any fault.
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
             for step in steps:
                 _write_step(connection, step)
-            newest = steps[-1].revision if steps else None
             connection.execute(
                 "UPDATE progress SET revision = coalesce(?, revision),"
                 " compacted = max(compacted, ?)",
                 (newest, forget_before),
             )
             connection.execute("DELETE FROM changes WHERE revision <= ?", (forget_before,))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         # The commit stands whether or not the guard beside it could be renewed.
         if newest is not None:
             with contextlib.suppress(OSError):
@@ -104,6 +98,13 @@ class Database:
                 f"{self._claim.watermark_path} to start empty on purpose"
             )
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
+            self._prepare(connection, present)
+            undo.pop_all()
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, present: bool) -> None:
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             # A process that died while creating the file left one without a schema.
@@ -117,12 +118,7 @@ class Database:
             if not present:
                 _create(connection)
         except sqlite3.Error as fault:
-            connection.close()
             raise self._unreadable(str(fault)) from fault
-        except StoreUnreadableError:
-            connection.close()
-            raise
-        return connection
 
     def _is_blank(self, connection: sqlite3.Connection) -> bool:
         tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]

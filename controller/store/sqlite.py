@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,55 @@ class _Asked:
     answer: asyncio.Future[Record]
 
 
-_Line = list[_Asked | None]
+class _Writer:
+    """Takes the writes in line, batch by batch, through disk to the table."""
+
+    def __init__(self, database: Database, table: Table, feed: Feed) -> None:
+        self._database, self._table, self._feed = database, table, feed
+        self._line: asyncio.Queue[_Asked | None] = asyncio.Queue()
+
+    async def ask(self, write: Write) -> Record:
+        """Put a write in line and return its outcome."""
+        answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        self._line.put_nowait(_Asked(write, answer))
+        return await answer
+
+    def finish(self) -> None:
+        """Let `run` return once what is in line now is done."""
+        self._line.put_nowait(None)
+
+    async def run(self, thread: ThreadPoolExecutor) -> None:
+        """Write until finished; `thread` is the only one that touches the file."""
+        last = False
+        while not last:
+            asked = [await self._line.get()]
+            while asked[-1] is not None and len(asked) < _BATCH_WRITES and not self._line.empty():
+                asked.append(self._line.get_nowait())
+            last = asked[-1] is None
+            batch = [item for item in asked if item is not None]
+            try:
+                await self._write(batch, thread)
+            except Exception as fault:  # noqa: BLE001 - task root: every caller gets an answer
+                _fail(batch, StoreError(f"the write failed: {fault}"))
+
+    async def _write(self, batch: Sequence[_Asked], thread: ThreadPoolExecutor) -> None:
+        draft = self._table.draft()
+        accepted = [(item, step) for item in batch if (step := _decide(draft, item)) is not None]
+        if not accepted:
+            return
+        loop = asyncio.get_running_loop()
+        commit = self._database.commit
+        try:
+            await loop.run_in_executor(thread, commit, draft.steps, self._table.compacted)
+        except (sqlite3.Error, OSError) as fault:
+            failure = StoreError(f"cannot write to {self._database.path}: {fault}")
+            _fail([item for item, _ in accepted], failure)
+            return
+        self._table.apply(draft.steps)
+        for item, step in accepted:
+            if not item.answer.done():
+                item.answer.set_result(to_record(step.key, step.entry))
+        self._feed.wake()
 
 
 class SqliteStore:
@@ -54,25 +103,21 @@ class SqliteStore:
         """Use `open` instead."""
         self._database, self._table, self._thread = database, table, thread
         self._feed = Feed(table)
-        self._line: asyncio.Queue[_Asked | None] = asyncio.Queue()
         self._closed = False
-        self._writer = asyncio.create_task(self._write_forever(), name="store-writer")
+        self._writer = _Writer(database, table, self._feed)
+        self._writing = asyncio.create_task(self._writer.run(thread), name="store-writer")
 
     @classmethod
     async def open(cls, path: Path, *, history_changes: int = HISTORY_CHANGES) -> "SqliteStore":
         """Open or create the file. Raises: StoreUnreadableError, StoreInUseError, OSError."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         loop = asyncio.get_running_loop()
-        try:
+        with ExitStack() as undo:
+            undo.callback(thread.shutdown, wait=False)
             database = await loop.run_in_executor(thread, Database, path)
-            try:
-                loaded = await loop.run_in_executor(thread, database.load)
-            except BaseException:
-                database.close()
-                raise
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
+            undo.callback(database.close)
+            loaded = await loop.run_in_executor(thread, database.load)
+            undo.pop_all()
         table = Table(history_changes)
         table.load(loaded.entries, loaded.steps, loaded.revision)
         return cls(database, table, thread)
@@ -106,7 +151,8 @@ class SqliteStore:
         """Forget history up to `revision`, on disk too. Raises: FutureRevisionError."""
         if revision > self._table.revision:
             raise FutureRevisionError(f"revision {revision} is newer than {self._table.revision}")
-        await self._commit([], revision)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._database.commit, (), revision)
         self._table.compact(revision)
         self._feed.wake()
 
@@ -119,8 +165,8 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        self._line.put_nowait(None)
-        await self._writer
+        self._writer.finish()
+        await self._writing
         self._feed.close()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown()
@@ -128,48 +174,7 @@ class SqliteStore:
     async def _ask(self, write: Write) -> Record:
         if self._closed:
             raise StoreError("the store is closed")
-        answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
-        self._line.put_nowait(_Asked(write, answer))
-        return await answer
-
-    async def _write_forever(self) -> None:
-        while True:
-            batch = await self._next_batch()
-            asked = [item for item in batch if item is not None]
-            try:
-                await self._write_batch(asked)
-            except Exception as fault:  # noqa: BLE001 - task root: every caller gets an answer
-                _fail(asked, StoreError(f"the write failed: {fault}"))
-            if len(asked) < len(batch):
-                return
-
-    async def _next_batch(self) -> _Line:
-        batch: _Line = [await self._line.get()]
-        while batch[-1] is not None and len(batch) < _BATCH_WRITES and not self._line.empty():
-            batch.append(self._line.get_nowait())
-        return batch
-
-    async def _write_batch(self, asked: Sequence[_Asked]) -> None:
-        draft = self._table.draft()
-        accepted = [(item, step) for item in asked if (step := _decide(draft, item)) is not None]
-        if not accepted:
-            return
-        try:
-            await self._commit(draft.steps, self._table.compacted)
-        except (sqlite3.Error, OSError) as fault:
-            failure = StoreError(f"cannot write to {self._database.path}: {fault}")
-            _fail([item for item, _ in accepted], failure)
-            return
-        self._table.apply(draft.steps)
-        for item, step in accepted:
-            if not item.answer.done():
-                item.answer.set_result(to_record(step.key, step.entry))
-        self._feed.wake()
-
-    async def _commit(self, steps: Sequence[Step], forget_before: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._database.commit, steps, forget_before
-        )
+        return await self._writer.ask(write)
 
 
 def _decide(draft: Draft, item: _Asked) -> Step | None:

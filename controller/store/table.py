@@ -5,10 +5,11 @@ must not do I/O and knows no event loop; both backends decide and publish throug
 are kept as JSON text, so no caller can change what is stored by changing what it was given.
 """
 
-import json
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from controller.store.base import (
     Change,
@@ -60,13 +61,23 @@ class Step:
 
 
 def encode_value(value: Value) -> str:
-    """Return the compact JSON text of a value. Raises ValueError for what JSON cannot say."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """Return the compact JSON text of a value.
+
+    Raises: ValueError for what would not be read back as it was given, such as NaN, a tuple or
+    an integer of more than 64 bits.
+    """
+    try:
+        encoded = msgspec.json.encode(value)
+    except (OverflowError, TypeError) as fault:
+        raise ValueError(f"a value that JSON cannot hold: {fault}") from fault
+    if msgspec.json.decode(encoded) != value:
+        raise ValueError("a value that JSON cannot hold, such as NaN or a key that is no text")
+    return encoded.decode()
 
 
 def to_record(key: str, entry: Entry) -> Record:
     """Return a record with its own copy of the value."""
-    return Record(key, json.loads(entry.text), entry.revision)
+    return Record(key, msgspec.json.decode(entry.text), entry.revision)
 
 
 def to_change(step: Step) -> Change:
