@@ -1,0 +1,176 @@
+"""Linux facts from /proc and the cgroup the agent runs in.
+
+Reads files under a root path, which tests point at recorded trees. It decides nothing.
+Units: bytes.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node_agent.host.base import HostInfo
+from node_agent.memory.reading import HostMemory
+
+
+def parse_kib_table(text: str) -> dict[str, int]:
+    """Return the bytes of every `Name:  123 kB` line, as meminfo and smaps_rollup have them."""
+    table: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            table[name.strip()] = int(words[0]) * 1024
+    return table
+
+
+def parse_flat_table(text: str) -> dict[str, int]:
+    """Return the numbers of a cgroup's memory.stat."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
+    """Return our path in the v1 memory hierarchy and in the v2 one; None where absent."""
+    v1: str | None = None
+    v2: str | None = None
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        if "memory" in parts[1].split(","):
+            v1 = parts[2]
+        elif parts[0] == "0" and not parts[1]:
+            v2 = parts[2]
+    return v1, v2
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """A limit that binds us and what is used of it, caches that can be dropped left out."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def _read_text(path: Path) -> str:
+    """Return a small file's text, or nothing when it is missing or hidden."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_number(path: Path) -> int | None:
+    text = _read_text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _observe_group(
+    folder: Path, names: tuple[str, str, str], ram_bytes: int
+) -> CgroupMemory | None:
+    """Read one group's limit; None when there is none below the machine's RAM."""
+    limit_file, usage_file, inactive_key = names
+    limit = _read_number(folder / limit_file)
+    usage = _read_number(folder / usage_file)
+    if limit is None or usage is None or limit >= ram_bytes:
+        return None
+    inactive = parse_flat_table(_read_text(folder / "memory.stat")).get(inactive_key, 0)
+    return CgroupMemory(limit, max(0, usage - inactive))
+
+
+def observe_cgroup(root: Path, ram_bytes: int) -> CgroupMemory | None:
+    """Return the tightest memory limit on our cgroup or a group above it, or None."""
+    v1, v2 = parse_cgroup_paths(_read_text(root / "proc/self/cgroup"))
+    base = root / "sys/fs/cgroup"
+    hierarchies = (
+        (
+            base / "memory",
+            v1,
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+        (base, v2, ("memory.max", "memory.current", "inactive_file")),
+    )
+    found: list[CgroupMemory] = []
+    for mount, path, names in hierarchies:
+        if path is None:
+            continue
+        # Inside a container the mount's root is our own group and `path` may not exist below it.
+        folders = {mount}
+        inner = mount
+        for part in Path(path.lstrip("/")).parts:
+            inner = inner / part
+            folders.add(inner)
+        groups = (_observe_group(folder, names, ram_bytes) for folder in sorted(folders))
+        found.extend(group for group in groups if group is not None)
+    return min(found, key=lambda group: group.limit_bytes - group.used_bytes, default=None)
+
+
+def read_linux_memory(meminfo: Mapping[str, int], group: CgroupMemory | None) -> HostMemory:
+    """Return the machine's memory as the guard reads it.
+
+    MemAvailable already holds what the kernel would take back without swapping. Active memory
+    is not counted as reclaimable at any tier: Linux swaps where macOS compresses.
+    Raises: OSError when meminfo lacks its totals.
+    """
+    ram = meminfo.get("MemTotal")
+    if ram is None:
+        raise OSError("/proc/meminfo has no MemTotal")
+    free = meminfo.get("MemFree", 0)
+    available = meminfo.get("MemAvailable", free)
+    if group is not None:
+        ram = min(ram, group.limit_bytes)
+        available = max(0, min(available, group.limit_bytes - group.used_bytes))
+    free = min(free, available)
+    return HostMemory(
+        ram_bytes=ram, free_bytes=free, inactive_bytes=available - free, active_bytes=0
+    )
+
+
+class LinuxHost:
+    """The machine this process runs on, or a recorded tree of one."""
+
+    def __init__(self, root: Path = Path("/"), wired_limit_bytes: int | None = None) -> None:
+        """Read under `root`; `wired_limit_bytes` is an optional cap in place of Metal's."""
+        self._root, self._wired_limit_bytes = root, wired_limit_bytes
+
+    def info(self) -> HostInfo:
+        """Return what does not change while the agent runs."""
+        return HostInfo(
+            os="linux",
+            arch=platform.machine(),
+            chip=self._chip(),
+            boot_id=_read_text(self._root / "proc/sys/kernel/random/boot_id").strip(),
+            machine_id=_read_text(self._root / "etc/machine-id").strip(),
+            ram_bytes=self.reading(0).ram_bytes,
+        )
+
+    def reading(self, engines_bytes: int) -> HostMemory:  # noqa: ARG002 - the seam's signature
+        """Measure the machine's memory. Raises OSError."""
+        meminfo = parse_kib_table((self._root / "proc/meminfo").read_text(encoding="utf-8"))
+        group = observe_cgroup(self._root, meminfo.get("MemTotal", 0))
+        memory = read_linux_memory(meminfo, group)
+        if self._wired_limit_bytes is None:
+            return memory
+        return HostMemory(
+            memory.ram_bytes,
+            memory.free_bytes,
+            memory.inactive_bytes,
+            memory.active_bytes,
+            self._wired_limit_bytes,
+        )
+
+    def process_footprint_bytes(self, pid: int) -> int | None:
+        """Return PSS where the kernel tells it, else RSS; None when the process is gone."""
+        folder = self._root / "proc" / str(pid)
+        pss = parse_kib_table(_read_text(folder / "smaps_rollup")).get("Pss")
+        if pss is not None:
+            return pss
+        return parse_kib_table(_read_text(folder / "status")).get("VmRSS")
+
+    def _chip(self) -> str:
+        for line in _read_text(self._root / "proc/cpuinfo").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in {"model name", "Model"}:
+                return value.strip()
+        return ""

@@ -1,0 +1,109 @@
+"""What memory looked like at one moment, as frozen values.
+
+Owns the shapes and the high-water arithmetic. Reads nothing: `node_agent.host` fills
+`HostMemory`, the monitor fills `EngineUse`. Units: bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HIGH_WATER_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The machine's own figures.
+
+    `inactive_bytes` can be taken back without harm; `active_bytes` is other apps' memory of
+    which a tier takes a share. `wired_limit_bytes` is the configured GPU limit, None when unset.
+    """
+
+    ram_bytes: int
+    free_bytes: int
+    inactive_bytes: int
+    active_bytes: int
+    wired_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """One engine process: what the OS charges it and what MLX says it holds.
+
+    `footprint_bytes` is None when the OS does not tell; `weights_bytes` is what a loaded model
+    holds while it serves nothing, 0 while it loads.
+    """
+
+    engine: str
+    pid: int
+    footprint_bytes: int | None
+    mlx_bytes: int = 0
+    weights_bytes: int = 0
+    recommended_working_set_bytes: int = 0
+
+    @property
+    def measured_bytes(self) -> int:
+        """The larger of the two views; either one alone misses memory the other sees."""
+        return max(self.footprint_bytes or 0, self.mlx_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHistory:
+    """The last few measurements of one process.
+
+    `used_bytes` is the highest of them, so a read in the trough after a cache clear is not
+    believed; `idle_bytes` is the lowest since its model loaded.
+    """
+
+    pid: int
+    samples: tuple[int, ...]
+    idle_bytes: int
+    loaded: bool = False
+
+    @property
+    def used_bytes(self) -> int:
+        """The short high-water mark."""
+        return max(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Host and engines together, as limits and admission see them."""
+
+    host: HostMemory
+    engines: Mapping[str, EngineHistory] = field(default_factory=dict)
+    recommended_working_set_bytes: int | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """What all engines hold."""
+        return sum(item.used_bytes for item in self.engines.values())
+
+    @property
+    def idle_bytes(self) -> int:
+        """What all engines would hold if they served nothing."""
+        return sum(item.idle_bytes for item in self.engines.values())
+
+
+def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHistory:
+    """Add one measurement; a new process starts afresh."""
+    measured, loaded = use.measured_bytes, use.weights_bytes > 0
+    if previous is None or previous.pid != use.pid:
+        return EngineHistory(use.pid, (measured,), max(measured, use.weights_bytes), loaded)
+    if measured == 0:
+        # Neither the OS nor MLX answered; the memory is still there.
+        measured = previous.used_bytes
+    samples = (*previous.samples, measured)[-HIGH_WATER_SAMPLES:]
+    settled = loaded and previous.loaded
+    lowest = min(previous.idle_bytes, measured) if settled else measured
+    return EngineHistory(use.pid, samples, max(lowest, use.weights_bytes), loaded)
+
+
+def next_reading(
+    previous: MemoryReading | None, host: HostMemory, uses: tuple[EngineUse, ...]
+) -> MemoryReading:
+    """Return the reading after one more sample; engines that are not in it are gone."""
+    known = {} if previous is None else previous.engines
+    engines = {use.engine: _next_history(known.get(use.engine), use) for use in uses}
+    told = [use.recommended_working_set_bytes for use in uses if use.recommended_working_set_bytes]
+    before = None if previous is None else previous.recommended_working_set_bytes
+    return MemoryReading(host, engines, min(told) if told else before)

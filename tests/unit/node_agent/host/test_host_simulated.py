@@ -1,0 +1,60 @@
+"""A simulated Mac: declared RAM, real footprints."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from node_agent.host.blas import find_openblas, parse_ldconfig
+from node_agent.host.detect import detect_host
+from node_agent.host.simulated import SimulatedHost, SimulatedMachine
+
+GIB = 1 << 30
+
+
+def simulated(ram_gib: int, **more: int) -> SimulatedHost:
+    return SimulatedHost(detect_host(), SimulatedMachine(ram_gib * GIB, **more))
+
+
+def test_declared_ram_stands_for_the_machines_and_is_marked() -> None:
+    info = simulated(512).info()
+    assert (info.ram_bytes, info.simulated) == (512 * GIB, True)
+
+
+def test_what_engines_hold_and_other_apps_use_is_not_free() -> None:
+    memory = simulated(16, wired_limit_bytes=12 * GIB, other_apps_bytes=3 * GIB).reading(5 * GIB)
+    assert memory.free_bytes == 8 * GIB
+    assert memory.active_bytes == 3 * GIB
+    assert memory.wired_limit_bytes == 12 * GIB
+
+
+def test_other_apps_can_grow_past_the_machine_without_negative_memory() -> None:
+    host = simulated(16)
+    host.set_other_apps_bytes(64 * GIB)
+    assert host.reading(5 * GIB).free_bytes == 0
+
+
+def test_footprints_are_those_of_real_processes() -> None:
+    footprint = simulated(16).process_footprint_bytes(os.getpid())
+    assert footprint is not None
+    assert footprint > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (
+            "\tlibopenblas.so (libc6,x86-64) => /b.so\n\tlibopenblas.so.0 (libc6) => /a.so.0\n",
+            Path("/a.so.0"),
+        ),
+        ("\tlibopenblasp.so.0 (libc6) => /p.so\n", None),
+        ("", None),
+    ],
+)
+def test_openblas_is_found_by_its_own_name_only(text: str, path: Path | None) -> None:
+    assert parse_ldconfig(text) == path
+
+
+def test_a_library_that_is_found_exists() -> None:
+    found = find_openblas()
+    assert found is None or found.exists()

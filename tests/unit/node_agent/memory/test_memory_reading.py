@@ -1,0 +1,60 @@
+"""High-water marks: what an engine holds is not forgotten after one low read."""
+
+from node_agent.memory.reading import EngineUse, HostMemory, MemoryReading, next_reading
+
+HOST = HostMemory(1000, 500, 0, 0)
+
+
+def use(
+    footprint: int | None, mlx: int = 0, *, pid: int = 1, weights: int = 0, working_set: int = 0
+) -> EngineUse:
+    return EngineUse("a", pid, footprint, mlx, weights, working_set)
+
+
+def read(*uses: EngineUse) -> MemoryReading:
+    reading: MemoryReading | None = None
+    for item in uses:
+        reading = next_reading(reading, HOST, (item,))
+    assert reading is not None
+    return reading
+
+
+def test_the_larger_of_footprint_and_mlx_counts() -> None:
+    assert read(use(30, 46)).used_bytes == 46
+    assert read(use(110, 46)).used_bytes == 110
+
+
+def test_a_read_in_the_trough_after_a_cache_clear_is_not_believed() -> None:
+    assert read(use(100), use(20)).used_bytes == 100
+
+
+def test_the_mark_is_short() -> None:
+    assert read(use(100), use(20), use(20), use(20)).used_bytes == 20
+
+
+def test_a_new_process_starts_afresh() -> None:
+    assert read(use(100), use(20, pid=2)).used_bytes == 20
+
+
+def test_an_engine_missing_from_the_sample_holds_nothing() -> None:
+    assert next_reading(read(use(100)), HOST, ()).used_bytes == 0
+
+
+def test_an_unreadable_engine_is_not_taken_for_an_empty_one() -> None:
+    reading = read(use(100), use(None), use(None), use(None), use(None))
+    assert reading.used_bytes == 100
+
+
+def test_idle_use_is_the_lowest_since_the_model_loaded() -> None:
+    reading = read(use(5), use(60), use(70, weights=50), use(90, weights=50), use(75, weights=50))
+    assert reading.idle_bytes == 70
+
+
+def test_idle_use_is_never_less_than_the_weights() -> None:
+    assert read(use(60, weights=50), use(10, weights=50)).idle_bytes == 50
+
+
+def test_the_devices_working_set_is_remembered_after_its_engine_left() -> None:
+    assert (
+        next_reading(read(use(1, working_set=700)), HOST, ()).recommended_working_set_bytes == 700
+    )
