@@ -7,7 +7,20 @@ app call them. Units: bytes.
 from dataclasses import dataclass
 from typing import Protocol
 
-from node_agent.memory.reading import HostMemory
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The machine's own figures.
+
+    `inactive_bytes` can be taken back without harm; `active_bytes` is other apps' memory of
+    which a tier takes a share. `wired_limit_bytes` is the configured GPU limit, None when unset.
+    """
+
+    ram_bytes: int
+    free_bytes: int
+    inactive_bytes: int
+    active_bytes: int
+    wired_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from node_agent.host.base import HostInfo
-from node_agent.memory.reading import HostMemory
+from node_agent.host.base import HostInfo, HostMemory
 
 _RUSAGE_V4, _RUSAGE_V4_SIZE = 4, 296
 _RUSAGE_V0, _RUSAGE_V0_SIZE = 0, 96

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.host.base import HostInfo
-from node_agent.memory.reading import HostMemory
+from node_agent.host.base import HostInfo, HostMemory
 
 
 def parse_kib_table(text: str) -> dict[str, int]:

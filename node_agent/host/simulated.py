@@ -6,8 +6,7 @@ real, so one machine runs a fleet of unequal nodes. It decides nothing. Units: b
 
 from dataclasses import dataclass, replace
 
-from node_agent.host.base import Host, HostInfo
-from node_agent.memory.reading import HostMemory
+from node_agent.host.base import Host, HostInfo, HostMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from manifests.errors import Code, Refusal, Retryable
 from manifests.estimate import PrefillCase, estimate_prefill
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import Ceilings, PressureLevel
+from node_agent.host.base import HostMemory
 from node_agent.memory.base import AdmissionRequest, Reservation
 from node_agent.memory.ledger import Ledger
 from node_agent.memory.limits import classify_pressure, compute_ceilings, compute_watermarks
 from node_agent.memory.preflight import Standing, judge_load, judge_prefill
-from node_agent.memory.reading import EngineUse, HostMemory, MemoryReading, next_reading
+from node_agent.memory.reading import EngineUse, MemoryReading, next_reading
 
 
 @dataclass(frozen=True, slots=True)

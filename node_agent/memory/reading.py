@@ -7,22 +7,9 @@ Owns the shapes and the high-water arithmetic. Reads nothing: `node_agent.host` 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from node_agent.host.base import HostMemory
+
 HIGH_WATER_SAMPLES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """The machine's own figures.
-
-    `inactive_bytes` can be taken back without harm; `active_bytes` is other apps' memory of
-    which a tier takes a share. `wired_limit_bytes` is the configured GPU limit, None when unset.
-    """
-
-    ram_bytes: int
-    free_bytes: int
-    inactive_bytes: int
-    active_bytes: int
-    wired_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from manifests.errors import Code, Refusal, Retryable
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import PressureLevel
 from manifests.units import GIB
+from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.base import Reservation
-from node_agent.memory.reading import EngineUse, HostMemory
+from node_agent.memory.reading import EngineUse
 
 HOST = HostMemory(20 * GIB, 16 * GIB, 0, 0)
 

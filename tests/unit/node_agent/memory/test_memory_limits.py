@@ -5,13 +5,14 @@ import pytest
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import CeilingName, PressureLevel
 from manifests.units import GIB
+from node_agent.host.base import HostMemory
 from node_agent.memory.limits import (
     classify_pressure,
     compute_ceilings,
     compute_reserve_bytes,
     compute_watermarks,
 )
-from node_agent.memory.reading import EngineHistory, HostMemory, MemoryReading
+from node_agent.memory.reading import EngineHistory, MemoryReading
 
 RESERVE_GIB = {
     # GiB of RAM against the reserve of safe, balanced, aggressive and custom

@@ -1,6 +1,7 @@
 """High-water marks: what an engine holds is not forgotten after one low read."""
 
-from node_agent.memory.reading import EngineUse, HostMemory, MemoryReading, next_reading
+from node_agent.host.base import HostMemory
+from node_agent.memory.reading import EngineUse, MemoryReading, next_reading
 
 HOST = HostMemory(1000, 500, 0, 0)
 
