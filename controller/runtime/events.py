@@ -13,7 +13,7 @@ import structlog
 
 from controller.runtime.objects import Objects
 from manifests.event import Event, EventSource, ObjectReference
-from manifests.meta import API_VERSION, FleetObject, ObjectMeta
+from manifests.meta import API_VERSION, FleetObject
 from manifests.scheme import dump_object
 from manifests.times import format_time
 from manifests.wire.status import ApiError
@@ -54,16 +54,17 @@ class EventRecorder:
         )
         name = event_name(reference, reason, message)
         now = format_time(self._clock())
-        event = Event(
-            metadata=ObjectMeta(name=name),
-            involved_object=reference,
-            type=type_,
-            reason=reason,
-            message=message,
-            count=1,
-            first_timestamp=now,
-            last_timestamp=now,
-            source=self._source,
+        event = Event.model_validate(
+            {
+                "metadata": {"name": name},
+                "involvedObject": reference,
+                "type": type_,
+                "reason": reason,
+                "message": message,
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "source": self._source,
+            }
         )
         try:
             await self._write(name, event, now)
