@@ -1,0 +1,333 @@
+"""Runs one request: lease, tokenize, preflight, reserve, generate, give everything back.
+
+Owns the order of those steps and that each is undone on every way out. Everything that can be
+refused is refused in `open`, before a route has sent a byte. Called by the OpenAI routes.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
+from node_agent.engine.messages import (
+    Failed,
+    Finished,
+    Generate,
+    PrefillProgress,
+    Tokens,
+)
+from node_agent.memory.base import Admission, AdmissionRequest, Reservation
+from node_agent.pool.base import Lease, ModelFiles, Pool, TokenStream
+from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
+from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
+from node_agent.serving.responses import Identity, Usage
+from node_agent.serving.rows import RowDelta, RowEnd, RowText
+from node_agent.serving.sampling import plan_sampling
+from node_agent.text.models import TextModel, TextModels
+from node_agent.text.stops import StopMatcher
+
+_LOG = structlog.get_logger(__name__)
+_DEFAULT_CHUNK_TOKENS = 512
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened, in seconds since the request came. None means not yet."""
+
+    prefill_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    last_token_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The way from a request to a running answer."""
+
+    pool: Pool
+    admission: Admission
+    texts: TextModels
+    monotonic: Callable[[], float]
+    epoch: Callable[[], float]
+
+    async def open(self, request: GenerationRequest) -> "Run":
+        """Start the request. Raises RequestError or EngineError with nothing left behind."""
+        began = self.monotonic()
+        lease = self.pool.lease(request.model)
+        if isinstance(lease, Refusal):
+            raise RequestError(lease)
+        try:
+            return await self._start(request, lease, began)
+        except BaseException:
+            lease.release()
+            raise
+
+    async def _start(self, request: GenerationRequest, lease: Lease, began: float) -> "Run":
+        spec = lease.view.want.spec
+        files = _files(lease)
+        text = await self.texts.get(files)
+        prompts = await encode_prompts(request, text, spec.chat_template.variables)
+        _check_ids(request, prompts, len(text.ready.pieces))
+        limit = context_limit_tokens(spec.context, files.shape.context_tokens)
+        sizes = [len(prompt) for prompt in prompts]
+        outputs = plan_output_tokens(sizes, request.max_tokens, spec.sampling, limit)
+        if isinstance(outputs, Refusal):
+            raise RequestError(outputs)
+        reservation = self.admission.admit(
+            _admission_request(request, lease, max(sizes), max(outputs))
+        )
+        if isinstance(reservation, Refusal):
+            raise RequestError(reservation)
+        base = uuid.uuid4().hex
+        prefix = "chatcmpl" if request.endpoint is Endpoint.CHAT else "cmpl"
+        identity = Identity(
+            endpoint=request.endpoint,
+            id=f"{prefix}-{base}",
+            created=int(self.epoch()),
+            model=request.model,
+            system_fingerprint=f"fp_{files.fingerprint.rpartition(':')[2][:12]}",
+            logprobs=request.top_logprobs is not None,
+            include_usage=request.include_usage,
+        )
+        rows = [
+            RowText(index, text.new_detokenizer(), StopMatcher(request.stop), text.ready.pieces)
+            for index in range(request.rows)
+        ]
+        commands = [
+            Generate(
+                request_id=f"{base}-{index}",
+                prompt=prompts[index // request.choices],
+                max_tokens=outputs[index // request.choices],
+                stop_token_ids=text.ready.defaults.eos_token_ids,
+                ignore_eos=request.ignore_eos,
+                sampling=plan_sampling(request, spec.sampling, text.ready.defaults, index),
+            )
+            for index in range(request.rows)
+        ]
+        run = Run(identity, lease, reservation, sum(sizes), Clock(self.monotonic, began))
+        run.start(rows, commands)
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds since one request came."""
+
+    monotonic: Callable[[], float]
+    began: float
+
+    def seconds(self) -> float:
+        """Return the time since then."""
+        return self.monotonic() - self.began
+
+
+@dataclass(slots=True)
+class _Running:
+    """A row and its stream; an ended row's stream is still read until the engine is done."""
+
+    text: RowText
+    stream: TokenStream
+    ended: bool = False
+    progress: tuple[int, int] = (0, 0)
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Run:
+    """A request in the hands of an engine.
+
+    Read with `next` until it returns None, and `close` in every case. Memory and lease go back
+    once the engine has let go of every row, which is a step later than `close`.
+    """
+
+    identity: Identity
+    lease: Lease
+    reservation: Reservation
+    prompt_tokens: int
+    clock: Clock
+    timing: Timing = field(default_factory=Timing)
+    _rows: list[_Running] = field(default_factory=list)
+    _events: "asyncio.Queue[RowDelta | RowEnd | Refusal]" = field(default_factory=asyncio.Queue)
+    _pumps: set[asyncio.Task[None]] = field(default_factory=set)
+    _unended: int = 0
+
+    def start(self, texts: Sequence[RowText], commands: Sequence[Generate]) -> None:
+        """Send every row to the engine. Mutates: the lease and the reservation are ours now."""
+        for text, command in zip(texts, commands, strict=True):
+            self._rows.append(_Running(text, self.lease.generate(command)))
+        self._unended = len(self._rows)
+        for row in self._rows:
+            pump = asyncio.create_task(self._pump(row))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumped)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Prompt tokens fed so far and in all, over the rows that have begun."""
+        done = sum(row.progress[0] for row in self._rows)
+        return done, sum(row.progress[1] for row in self._rows) or self.prompt_tokens
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has cost so far; a prompt with several choices counts once."""
+        cached = max((row.cached_tokens for row in self._rows), default=0)
+        generated = sum(row.text.tokens for row in self._rows)
+        return Usage(self.prompt_tokens, generated, min(cached, self.prompt_tokens))
+
+    @property
+    def rows(self) -> int:
+        """How many answers there are."""
+        return len(self._rows)
+
+    async def next(self) -> RowDelta | RowEnd | None:
+        """Return the next event of any row, None after the last. Raises EngineError."""
+        if not self._unended and self._events.empty():
+            return None
+        event = await self._events.get()
+        if isinstance(event, Refusal):
+            raise EngineError(event)
+        return event
+
+    def close(self) -> None:
+        """Stop the rows that still run; a second call does nothing."""
+        for row in self._rows:
+            self._cancel(row)
+
+    def _cancel(self, row: _Running) -> None:
+        if not row.ended:
+            row.ended = True
+            self._unended -= 1
+            row.stream.cancel()
+
+    def _pumped(self, pump: asyncio.Task[None]) -> None:
+        self._pumps.discard(pump)
+        if not self._pumps:
+            self.reservation.release()
+            self.lease.release()
+
+    async def _pump(self, row: _Running) -> None:
+        try:
+            async for event in row.stream:
+                if not row.ended:
+                    self._take(row, event)
+            if not row.ended:
+                died = "The engine ended before the answer did."
+                self._fail(row, Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE))
+        except Exception:  # task root: the client must get an answer
+            _LOG.exception("row_failed", engine=self.lease.view.want.name)
+            message = "The answer could not be written."
+            self._fail(row, Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE))
+            row.stream.cancel()
+
+    def _take(self, row: _Running, event: object) -> None:
+        if isinstance(event, PrefillProgress):
+            row.progress = (event.done_tokens, event.total_tokens)
+            self.timing.prefill_seconds += event.seconds
+        elif isinstance(event, Tokens):
+            self._take_tokens(row, event)
+        elif isinstance(event, Finished):
+            row.cached_tokens = event.cached_tokens
+            self._take_finished(row, event)
+        elif isinstance(event, Failed):
+            self._fail(row, _failure(event))
+
+    def _take_tokens(self, row: _Running, event: Tokens) -> None:
+        now = self.clock.seconds()
+        if self.timing.first_token_seconds is None:
+            self.timing.first_token_seconds = now
+        self.timing.last_token_seconds = now
+        delta = row.text.feed(event.ids, event.logprobs)
+        if delta is not None:
+            self._events.put_nowait(delta)
+        if row.text.stopped:
+            self._end(row, "stop")
+            row.stream.cancel()
+
+    def _take_finished(self, row: _Running, event: Finished) -> None:
+        if event.reason == "cancelled":
+            message = "The engine cancelled the request."
+            self._fail(row, Refusal(Code.CANCELLED, message, Retryable.ELSEWHERE))
+            return
+        delta = row.text.finish()
+        if delta is not None:
+            self._events.put_nowait(delta)
+        self._end(row, "stop" if row.text.stopped else event.reason)
+
+    def _end(self, row: _Running, reason: str) -> None:
+        row.ended = True
+        self._unended -= 1
+        self._events.put_nowait(RowEnd(row.text.index, reason))
+
+    def _fail(self, row: _Running, refusal: Refusal) -> None:
+        if not row.ended:
+            row.ended = True
+            self._unended -= 1
+            self._events.put_nowait(refusal)
+
+
+async def encode_prompts(
+    request: GenerationRequest, text: TextModel, variables: dict[str, object]
+) -> list[list[int]]:
+    """Return the ids of each prompt; an empty text becomes the start token alone."""
+    prompt = request.prompt
+    if isinstance(prompt, ChatPrompt):
+        merged = {**variables, **prompt.variables}
+        return [await text.encode_chat(prompt.messages, prompt.tools, merged)]
+    if prompt.token_ids:
+        return prompt.token_ids
+    start = text.ready.bos_token_id
+    encoded = await text.encode_texts(prompt.texts)
+    return [ids or ([] if start is None else [start]) for ids in encoded]
+
+
+def _check_ids(
+    request: GenerationRequest, prompts: Sequence[Sequence[int]], vocabulary: int
+) -> None:
+    param = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    if not all(prompts):
+        message = "The prompt is empty and this model has no start token."
+        raise RequestError(Refusal(Code.INVALID_VALUE, message, param=param))
+    if any(max(prompt) >= vocabulary for prompt in prompts):
+        message = f"Token ids must be below {vocabulary}."
+        raise RequestError(Refusal(Code.INVALID_VALUE, message, param=param))
+    if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
+        message = f"logit_bias must use token ids below {vocabulary}."
+        raise RequestError(Refusal(Code.INVALID_VALUE, message, param="logit_bias"))
+
+
+def _admission_request(
+    request: GenerationRequest, lease: Lease, prompt_tokens: int, max_tokens: int
+) -> AdmissionRequest:
+    view = lease.view
+    spec = view.want.spec
+    loaded = view.loaded.chunk_tokens if view.loaded is not None else 0
+    return AdmissionRequest(
+        engine=view.want.name,
+        model=spec.model,
+        shape=_files(lease).shape,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=0,
+        max_tokens=max_tokens,
+        rows=request.rows,
+        chunk_tokens=loaded or spec.prefill.chunk_tokens or _DEFAULT_CHUNK_TOKENS,
+    )
+
+
+def _files(lease: Lease) -> ModelFiles:
+    files = lease.view.files
+    if files is None:
+        message = f"The engine of {lease.view.want.spec.model} has no files yet."
+        raise EngineError(Refusal(Code.ENGINE_NOT_READY, message, Retryable.ELSEWHERE))
+    return files
+
+
+def _failure(event: Failed) -> Refusal:
+    codes = {code.value for code in Code}
+    places = {place.value for place in Retryable}
+    return Refusal(
+        Code(event.code) if event.code in codes else Code.INTERNAL,
+        event.message,
+        Retryable(event.retryable) if event.retryable in places else Retryable.ELSEWHERE,
+    )

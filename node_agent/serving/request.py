@@ -1,0 +1,76 @@
+"""What a client asked for, checked and frozen; the same for every wire dialect.
+
+Values only. `dialect.py` makes them, `completion.py` runs them.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Endpoint(StrEnum):
+    """Which route a request came by; decides the shape of the answer."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """The sampling settings a client sent; None means it did not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the template wants it: plain strings, arguments as mappings."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """Plain prompts, each either text or token ids; exactly one list is filled."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[list[int]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many prompts there are."""
+        return len(self.texts) + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap."""
+
+    endpoint: Endpoint
+    model: str
+    prompt: ChatPrompt | TextPrompts
+    choices: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    sampling: SamplingRequest = field(default_factory=SamplingRequest)
+    unknown_fields: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many answers are generated: prompts times choices."""
+        prompts = self.prompt.count if isinstance(self.prompt, TextPrompts) else 1
+        return prompts * self.choices

@@ -1,0 +1,127 @@
+"""One answer being written: ids in, text out, until a stop.
+
+Pure state machine; `completion.py` owns one per row and feeds it the engine's events.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from node_agent.engine.messages import TokenLogprobs
+from node_agent.text.detokenizer import Detokenizer
+from node_agent.text.stops import StopMatcher
+
+_LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """A token as log-probabilities show it."""
+
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenItem:
+    """One generated token and its best alternatives; `text_offset` counts characters."""
+
+    piece: TokenPiece
+    top: tuple[TokenPiece, ...]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowDelta:
+    """New text of one row, never empty of both, with the tokens that are complete in it."""
+
+    index: int
+    text: str
+    items: tuple[TokenItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """A row's last event: why it ended, in OpenAI's words."""
+
+    index: int
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class _Unsent:
+    item: TokenItem
+    start_bytes: int
+    end_bytes: int
+
+
+@dataclass(slots=True)
+class RowText:
+    """The text side of one row. Units: `tokens` generated up to and with a stop string."""
+
+    index: int
+    detokenizer: Detokenizer
+    matcher: StopMatcher
+    pieces: Sequence[bytes]
+    tokens: int = 0
+    _unsent: deque[_Unsent] = field(default_factory=deque)
+    _known_characters: int = 0
+    _seen_bytes: int = 0
+    _sent_bytes: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the row."""
+        return self.matcher.matched is not None
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> RowDelta | None:
+        """Take new tokens; return what may be sent, None when nothing may yet."""
+        texts = []
+        for place, token_id in enumerate(ids):
+            if self.stopped:
+                break
+            offset = self._known_characters
+            text, data = self.detokenizer.push(token_id)
+            self.tokens += 1
+            self._known_characters += len(text)
+            if logprobs:
+                self._note(data, logprobs[place], offset)
+            self._seen_bytes += len(data)
+            texts.append(self.matcher.push(text))
+        return self._delta("".join(texts))
+
+    def finish(self) -> RowDelta | None:
+        """Take the end of generation; return what was held back."""
+        text = "" if self.stopped else self.matcher.push(self.detokenizer.flush())
+        return self._delta(text + self.matcher.flush(), final=True)
+
+    def _note(self, data: bytes, logprobs: TokenLogprobs, offset: int) -> None:
+        top = tuple(
+            TokenPiece(self._piece_of(token_id), finite_logprob(value))
+            for token_id, value in logprobs.top
+        )
+        item = TokenItem(TokenPiece(data, finite_logprob(logprobs.logprob)), top, offset)
+        self._unsent.append(_Unsent(item, self._seen_bytes, self._seen_bytes + len(data)))
+
+    def _piece_of(self, token_id: int) -> bytes:
+        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+    def _delta(self, text: str, final: bool = False) -> RowDelta | None:
+        self._sent_bytes += len(text.encode())
+        if not text and not final:
+            return None
+        items = []
+        while self._unsent and self._goes_out(self._unsent[0], final):
+            items.append(self._unsent.popleft().item)
+        return RowDelta(self.index, text, tuple(items)) if text or items else None
+
+    def _goes_out(self, unsent: _Unsent, final: bool) -> bool:
+        if self.stopped:
+            return unsent.start_bytes < self._sent_bytes
+        return final or unsent.end_bytes <= self._sent_bytes
+
+
+def finite_logprob(value: float) -> float:
+    """Return the value as JSON can hold it: impossible tokens get a very low number."""
+    return max(value, _LEAST_LOGPROB) if math.isfinite(value) else _LEAST_LOGPROB

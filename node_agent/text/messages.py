@@ -1,0 +1,80 @@
+"""The messages between the agent and a tokenizer process, and their framing.
+
+A frame is a four-byte big-endian length and one msgpack map tagged by type. Each command has a
+number and gets exactly one reply with the same number.
+"""
+
+from typing import Any
+
+import msgspec
+
+from node_agent.text.pieces import PiecePlan
+
+HEADER_BYTES = 4
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's own files say about generation; None where they are silent."""
+
+    eos_token_ids: list[int] = []
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """First reply: the tokenizer is loaded. `decoder` is its JSON, for window plans."""
+
+    plan: PiecePlan
+    pieces: list[bytes]
+    decoder: str
+    special_ids: list[int]
+    bos_token_id: int | None
+    has_chat_template: bool
+    defaults: Defaults
+
+
+class EncodeTexts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
+    """Tokenize plain texts, with the special tokens the tokenizer adds by itself."""
+
+    number: int
+    texts: list[str]
+
+
+class EncodeChat(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
+    """Render a chat and tokenize it; the template alone writes the special tokens."""
+
+    number: int
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = {}
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
+    """The ids of each text, or of the one chat."""
+
+    number: int
+    ids: list[list[int]]
+
+
+class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The input cannot be rendered; number -1 says the tokenizer cannot be loaded."""
+
+    number: int
+    message: str
+
+
+TextCommand = EncodeTexts | EncodeChat
+TextReply = TokenizerReady | Encoded | TextRefused
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_text_command = msgspec.msgpack.Decoder(TextCommand).decode
+decode_text_reply = msgspec.msgpack.Decoder(TextReply).decode
+
+
+def frame(message: TextCommand | TextReply) -> bytes:
+    """Return the message as one frame."""
+    body = _encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body

@@ -1,0 +1,295 @@
+"""The agent's side of the tokenizer processes: one per model directory, started on demand.
+
+Owns starting, asking and closing them. The event loop never runs a tokenizer; turning ids
+into text needs none and happens here, from the table that the process sent.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+from tokenizers import Tokenizer
+
+from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
+from node_agent.pool.base import ModelFiles
+from node_agent.text.detokenizer import Detokenizer, make_detokenizer
+from node_agent.text.messages import (
+    HEADER_BYTES,
+    EncodeChat,
+    Encoded,
+    EncodeTexts,
+    TextCommand,
+    TextRefused,
+    TextReply,
+    TokenizerReady,
+    decode_text_reply,
+    frame,
+)
+
+_LOG = structlog.get_logger(__name__)
+_EXIT_SECONDS = 5.0
+
+
+class TextModel(Protocol):
+    """One model's tokenizer, template and detokenizers."""
+
+    @property
+    def ready(self) -> TokenizerReady:
+        """What the tokenizer said of itself when it was loaded."""
+        ...
+
+    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of plain texts. Raises EngineError when the tokenizer is lost."""
+        ...
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: dict[str, Any],
+    ) -> list[int]:
+        """Return the ids of a rendered chat. Raises RequestError when it cannot be rendered."""
+        ...
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one row."""
+        ...
+
+
+class TextModels(Protocol):
+    """Where serving gets a model's text side."""
+
+    async def get(self, files: ModelFiles) -> TextModel:
+        """Return the text side of a model, loading it first if need be. Raises EngineError."""
+        ...
+
+
+class TokenizerProcess:
+    """A running tokenizer process; implements `TextModel`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: TokenizerReady) -> None:
+        self._process = process
+        self.ready = ready
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[TextReply]] = {}
+        self._reader = asyncio.create_task(self._read())
+        self._decode = _token_decoder(ready.decoder)
+
+    @classmethod
+    async def start(cls, directory: Path) -> "TokenizerProcess":
+        """Start the process and wait until it is loaded. Raises EngineError."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "node_agent.text.worker", str(directory)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            reply = await _read_reply(process)
+        except asyncio.CancelledError:
+            await _end(process)
+            raise
+        if isinstance(reply, TokenizerReady):
+            return cls(process, reply)
+        await _end(process)
+        reason = reply.message if isinstance(reply, TextRefused) else "the process ended"
+        _LOG.warning("tokenizer_not_loaded", reason=reason)
+        raise EngineError(
+            Refusal(
+                Code.ENGINE_NOT_READY,
+                "The model's tokenizer cannot be loaded.",
+                Retryable.ELSEWHERE,
+                hint="See the agent's log for the reason.",
+            )
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still answers."""
+        return not self._reader.done()
+
+    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of plain texts. Raises EngineError when the process is lost."""
+        reply = await self._ask(EncodeTexts(number=next(self._numbers), texts=texts))
+        if isinstance(reply, Encoded):
+            return reply.ids
+        raise _lost()
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: dict[str, Any],
+    ) -> list[int]:
+        """Return the ids of a rendered chat. Raises RequestError, EngineError."""
+        if not self.ready.has_chat_template:
+            raise RequestError(
+                Refusal(
+                    Code.UNSUPPORTED_VALUE,
+                    "This model has no chat template.",
+                    hint="Use /v1/completions with a prompt.",
+                    param="messages",
+                )
+            )
+        command = EncodeChat(
+            number=next(self._numbers), messages=messages, tools=tools, variables=variables
+        )
+        reply = await self._ask(command)
+        if isinstance(reply, Encoded):
+            return reply.ids[0]
+        if isinstance(reply, TextRefused):
+            message = f"The model's chat template refused the messages: {reply.message}"
+            raise RequestError(Refusal(Code.INVALID_VALUE, message, param="messages"))
+        raise _lost()
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one row."""
+        return make_detokenizer(self.ready.plan, self.ready.pieces, self._decode)
+
+    async def close(self) -> None:
+        """End the process; requests that wait for it fail."""
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await _end(self._process)
+
+    async def _ask(self, command: TextCommand) -> TextReply:
+        stdin = self._process.stdin
+        if stdin is None or not self.alive:
+            raise _lost()
+        future: asyncio.Future[TextReply] = asyncio.get_running_loop().create_future()
+        self._waiting[command.number] = future
+        try:
+            stdin.write(frame(command))
+            await stdin.drain()
+            return await future
+        except ConnectionError as error:
+            raise _lost() from error
+        finally:
+            self._waiting.pop(command.number, None)
+
+    async def _read(self) -> None:
+        try:
+            while (reply := await _read_reply(self._process)) is not None:
+                if isinstance(reply, TokenizerReady):
+                    continue
+                future = self._waiting.get(reply.number)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+        finally:
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(_lost())
+
+
+class TokenizerPool:
+    """All tokenizer processes of the agent; implements `TextModels`."""
+
+    def __init__(self) -> None:
+        self._starting: dict[tuple[str, str], asyncio.Task[TokenizerProcess]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def get(self, files: ModelFiles) -> TextModel:
+        """Return the model's tokenizer, starting its process when there is none."""
+        task = self._start(files)
+        # Shielded: one client that leaves must not stop the load that others wait for.
+        return await asyncio.shield(task)
+
+    def retain(self, wanted: Iterable[ModelFiles]) -> None:
+        """Start what is wanted ahead of the first request and close what no engine uses."""
+        keys = set()
+        for files in wanted:
+            keys.add(_key(files))
+            if _key(files) not in self._starting:
+                self._start(files)
+        for key in [key for key in self._starting if key not in keys]:
+            closing = asyncio.create_task(_close_started(self._starting.pop(key)))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """End every process."""
+        self.retain(())
+        await asyncio.gather(*self._closing)
+
+    def _start(self, files: ModelFiles) -> asyncio.Task[TokenizerProcess]:
+        task = self._starting.get(_key(files))
+        if task is None or _ended(task):
+            task = asyncio.create_task(TokenizerProcess.start(files.directory))
+            # Read the outcome even when nobody waits; the next request starts anew.
+            task.add_done_callback(_ended)
+            self._starting[_key(files)] = task
+        return task
+
+
+def _key(files: ModelFiles) -> tuple[str, str]:
+    return str(files.directory), files.fingerprint
+
+
+def _ended(task: asyncio.Task[TokenizerProcess]) -> bool:
+    if not task.done():
+        return False
+    return task.cancelled() or task.exception() is not None or not task.result().alive
+
+
+async def _close_started(task: asyncio.Task[TokenizerProcess]) -> None:
+    if not task.done():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, EngineError):
+        await (await task).close()
+
+
+async def _read_reply(process: asyncio.subprocess.Process) -> TextReply | None:
+    if process.stdout is None:
+        return None
+    try:
+        header = await process.stdout.readexactly(HEADER_BYTES)
+        return decode_text_reply(await process.stdout.readexactly(int.from_bytes(header, "big")))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_EXIT_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _token_decoder(decoder_json: str) -> Any:
+    """Return the tokenizer's decoder alone, as a function of token strings."""
+    empty = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": json.loads(decoder_json),
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    decoder = Tokenizer.from_str(json.dumps(empty)).decoder
+    return " ".join if decoder is None else decoder.decode
+
+
+def _lost() -> EngineError:
+    return EngineError(
+        Refusal(
+            Code.ENGINE_NOT_READY,
+            "The model's tokenizer process ended.",
+            Retryable.HERE,
+            hint="It is started again by the next request.",
+            retry_after_seconds=1,
+        )
+    )
