@@ -6,13 +6,17 @@ compared with ours. A lease is a text; only that it changes matters.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
 class NodeHealth(StrEnum):
-    """What the lease says: renewed, overdue, or overdue for so long that engines move."""
+    """What the lease says: renewed while we listened, overdue, overdue so long that engines move.
 
+    `unproven` is neither renewed nor overdue yet: what the node last wrote still stands.
+    """
+
+    UNPROVEN = "unproven"
     FRESH = "fresh"
     EXPIRED = "expired"
     LOST = "lost"
@@ -28,10 +32,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMark:
-    """A lease and when, in listened time, it was last seen to change."""
+    """A lease, when in listened time it last changed, and whether we saw it change at all."""
 
     lease: Lease
     changed_at_seconds: float
+    renewed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,12 @@ def advance_leases(
     marks: dict[str, LeaseMark] = {}
     for name, lease in leases.items():
         known = book.marks.get(name)
-        same = known is not None and known.lease.value == lease.value
-        changed_at = known.changed_at_seconds if known is not None and same else listened
-        marks[name] = LeaseMark(lease, changed_at)
+        if known is None:
+            marks[name] = LeaseMark(lease, listened)
+        elif known.lease.value == lease.value:
+            marks[name] = replace(known, lease=lease)
+        else:
+            marks[name] = LeaseMark(lease, listened, renewed=True)
     return LeaseBook(listened, now, marks)
 
 
@@ -100,7 +108,8 @@ def judge_nodes(book: LeaseBook, rules: LeaseRules) -> Mapping[str, NodeHealth]:
     health: dict[str, NodeHealth] = {}
     for rank, (over_seconds, name) in enumerate(overdue):
         if over_seconds < 0:
-            health[name] = NodeHealth.FRESH
+            renewed = book.marks[name].renewed
+            health[name] = NodeHealth.FRESH if renewed else NodeHealth.UNPROVEN
         elif over_seconds < rules.grace_seconds * (1 + rank // half):
             health[name] = NodeHealth.EXPIRED
         else:

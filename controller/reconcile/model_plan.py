@@ -21,13 +21,17 @@ from manifests.engine import EnginePhase
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a model asks for. `recreate` stops every old copy before a new one is made."""
+    """What a model asks for. `recreate` stops every old copy before a new one is made.
+
+    `taken_names` are engine names that cannot be used again yet, whoever's they are.
+    """
 
     request: PlacementRequest
     replicas: int
     revision: str
     recreate: bool = False
     max_unavailable: int = 0
+    taken_names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ class EnginePlan:
     deletes: tuple[DeleteEngine, ...] = ()
     refused: Unplaceable | None = None
     waiting: str = ""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a copy has no node and nothing under way will change that."""
+        return self.refused is not None and not self.deletes and not self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ def plan_engines(wanted: Wanted, engines: tuple[EngineView, ...], fleet: FleetVi
         stops = tuple(_stop(engine, "outdated, to be made anew") for engine in groups.outdated)
         waiting = "waiting for old copies to stop (rollout strategy Recreate)"
         return EnginePlan(deletes=stops, waiting=waiting)
-    taken = [engine.name for engine in engines]
+    taken = wanted.taken_names.union(engine.name for engine in engines)
     creates, refused = _plan_creates(wanted, missing, taken, fleet)
     retired = _plan_retired(wanted, groups, refused)
     if refused is None or retired or surplus:
@@ -133,7 +142,7 @@ def plan_engines(wanted: Wanted, engines: tuple[EngineView, ...], fleet: FleetVi
 
 
 def _plan_creates(
-    wanted: Wanted, missing: int, taken: list[str], fleet: FleetView
+    wanted: Wanted, missing: int, taken: frozenset[str], fleet: FleetView
 ) -> tuple[tuple[CreateEngine, ...], Unplaceable | None]:
     creates: list[CreateEngine] = []
     for name in engine_names(wanted.request.model, wanted.revision, taken, max(0, missing)):

@@ -72,10 +72,18 @@ class FleetObserver:
         """Return all models."""
         return [cast(Model, item) for item in self.informers.models.objects.values()]
 
+    def node(self, name: str) -> Node | None:
+        """Return one node, or None."""
+        return cast("Node | None", self.informers.nodes.objects.get(name))
+
     def nodes(self) -> list[Node]:
         """Return all nodes, by name."""
         found = self.informers.nodes.objects
         return [cast(Node, found[name]) for name in sorted(found)]
+
+    def engine(self, name: str) -> Engine | None:
+        """Return one engine, or None."""
+        return cast("Engine | None", self.informers.engines.objects.get(name))
 
     def engines(self) -> list[Engine]:
         """Return all engines, those just made included."""
@@ -94,7 +102,7 @@ class FleetObserver:
     def node_views(self) -> tuple[NodeView, ...]:
         """Return every node as placement sees it."""
         return tuple(
-            observe_node(node, self.health.get(str(node.metadata.name), NodeHealth.FRESH))
+            observe_node(node, self.health.get(str(node.metadata.name), NodeHealth.UNPROVEN))
             for node in self.nodes()
         )
 
@@ -148,13 +156,13 @@ def observe_node(node: Node, health: NodeHealth) -> NodeView:
 
 
 def _readiness(said: Condition | None, health: NodeHealth) -> tuple[bool, str]:
-    if health is not NodeHealth.FRESH:
+    if health in {NodeHealth.EXPIRED, NodeHealth.LOST}:
         return False, "the node has stopped renewing its lease"
     if said is None:
         return False, "the node's agent has not reported yet"
-    # We wrote LeaseExpired; a fresh lease outdates it even before the condition is rewritten.
-    renewed = said.status is ConditionStatus.UNKNOWN and said.reason == LEASE_EXPIRED
-    if said.status is ConditionStatus.TRUE or renewed:
+    # We wrote LeaseExpired; a renewed lease outdates it even before the condition is rewritten.
+    outdated = health is NodeHealth.FRESH and said.reason == LEASE_EXPIRED
+    if said.status is ConditionStatus.TRUE or outdated:
         return True, ""
     return False, f"{said.reason}: {said.message}" if said.message else said.reason
 

@@ -7,7 +7,6 @@ an event is a courtesy, the work it tells of is not.
 import hashlib
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import structlog
 
@@ -42,7 +41,7 @@ class EventRecorder:
         reason: str,
         message: str,
         *,
-        type_: Literal["Normal", "Warning"] = "Normal",
+        warning: bool = False,
     ) -> None:
         """Store that something happened; the same again raises the count of the same Event."""
         meta = about.metadata
@@ -58,7 +57,7 @@ class EventRecorder:
             {
                 "metadata": {"name": name},
                 "involvedObject": reference,
-                "type": type_,
+                "type": "Warning" if warning else "Normal",
                 "reason": reason,
                 "message": message,
                 "firstTimestamp": now,
