@@ -78,22 +78,28 @@ class _Writer:
 
     async def _write(self, batch: Sequence[_Asked], thread: ThreadPoolExecutor) -> None:
         draft = self._table.draft()
-        accepted = [(item, step) for item in batch if (step := _decide(draft, item)) is not None]
-        if not accepted:
-            return
+        outcomes = [(item, _decide(draft, item)) for item in batch if not item.answer.done()]
+        if draft.steps:
+            try:
+                await self._make_durable(draft.steps, thread)
+            except (sqlite3.Error, OSError) as fault:
+                _fail(batch, StoreError(f"cannot write to {self._database.path}: {fault}"))
+                return
+            self._table.apply(draft.steps)
+        # Refusals wait for the commit too: whoever is told of a conflict can read the winner.
+        for item, outcome in outcomes:
+            if item.answer.done():
+                continue
+            if isinstance(outcome, Step):
+                item.answer.set_result(to_record(outcome.key, outcome.entry))
+            else:
+                item.answer.set_exception(outcome)
+        self._feed.wake()
+
+    async def _make_durable(self, steps: Sequence[Step], thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         commit = self._database.commit
-        try:
-            await loop.run_in_executor(thread, commit, draft.steps, self._table.compacted)
-        except (sqlite3.Error, OSError) as fault:
-            failure = StoreError(f"cannot write to {self._database.path}: {fault}")
-            _fail([item for item, _ in accepted], failure)
-            return
-        self._table.apply(draft.steps)
-        for item, step in accepted:
-            if not item.answer.done():
-                item.answer.set_result(to_record(step.key, step.entry))
-        self._feed.wake()
+        await loop.run_in_executor(thread, commit, steps, self._table.compacted)
 
 
 class SqliteStore:
@@ -177,15 +183,11 @@ class SqliteStore:
         return await self._writer.ask(write)
 
 
-def _decide(draft: Draft, item: _Asked) -> Step | None:
-    """Return the step of one write, or answer its refusal."""
-    if item.answer.done():
-        return None
+def _decide(draft: Draft, item: _Asked) -> Step | StoreError:
     try:
         return draft.add(item.write)
     except StoreError as refusal:
-        item.answer.set_exception(refusal)
-        return None
+        return refusal
 
 
 def _fail(asked: Sequence[_Asked], fault: StoreError) -> None:
