@@ -1,0 +1,206 @@
+"""What clients see when a part of a running fleet is killed. Real processes, a tiny real model."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.support.fleet import Fleet, condition, eventually, running_fleet
+from tests.support.tiny_models import tiny_model
+
+pytestmark = pytest.mark.processes
+
+LONG = {"max_tokens": 4000, "temperature": 0, "extra_body": {"ignore_eos": True}}
+MESSAGES: list[Any] = [{"role": "user", "content": "count for a long time"}]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with running_fleet(tmp_path) as running:
+        yield running
+
+
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+class Stream:
+    """A stream read in a thread: how far it is, and how it ended."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.pieces = 0
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        self.first = threading.Event()
+        self._url, self._model = url, model
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with client(self._url) as api:
+                chunks = api.chat.completions.create(
+                    model=self._model, messages=MESSAGES, stream=True, **LONG
+                )
+                for chunk in chunks:
+                    for choice in chunk.choices:
+                        self.finish_reason = choice.finish_reason or self.finish_reason
+                        self.pieces += bool(choice.delta.content)
+                    if self.pieces >= 3:
+                        self.first.set()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.first.set()
+
+    def running(self) -> "Stream":
+        assert self.first.wait(60), "no token came"
+        assert self.error is None, self.error
+        assert self._thread.is_alive(), "the stream is over too early"
+        return self
+
+    def ended(self, seconds: float = 30) -> "Stream":
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the stream did not end"
+        return self
+
+
+def engine_pid(fleet: Fleet, model: str) -> int:
+    def pid() -> int | None:
+        engines = fleet.engines(model)
+        ready = engines and engines[0]["status"]["phase"] == "Ready"
+        return engines[0]["status"].get("pid") if ready else None
+
+    found: int = eventually(pid, f"an engine of {model} reports its pid")
+    return found
+
+
+def test_a_killed_engine_is_an_error_at_once_and_comes_back_while_others_stream_on(
+    fleet: Fleet,
+) -> None:
+    fleet.serve("first", tiny_model("llama"))
+    fleet.serve("second", tiny_model("qwen3"))
+    victim, bystander = Stream(fleet.url, "first").running(), Stream(fleet.url, "second").running()
+    before = bystander.pieces
+    psutil.Process(engine_pid(fleet, "first")).kill()
+    victim.ended(5)
+    assert isinstance(victim.error, openai.APIError), victim.error
+    assert victim.finish_reason is None
+
+    fleet.wait_condition("models", "first", "Ready", "False")
+    fleet.wait_condition("models", "first", "Ready", "True")
+    again = client(fleet.url).chat.completions.create(
+        model="first", messages=MESSAGES, max_tokens=5
+    )
+    assert again.usage is not None
+    assert again.usage.completion_tokens > 0
+    assert fleet.engines("first")[0]["status"]["restarts"] == 1
+    assert "SIGKILL" in str(fleet.api.list("events"))
+    eventually(lambda: bystander.pieces > before, "the other stream went on")
+    assert bystander.error is None
+
+
+def test_a_restarted_controller_has_lost_nothing_and_cut_no_running_stream(fleet: Fleet) -> None:
+    fleet.serve("first", tiny_model("llama"))
+    agent = fleet.agents["node-1"]
+    gateway = fleet.start_gateway()
+    eventually(
+        lambda: any(m.id == "first" for m in client(gateway.url).models.list()),
+        "the second gateway sees the model",
+    )
+    direct = Stream(agent.url, "first").running()
+    through = Stream(gateway.url, "first").running()
+    declared = fleet.find("models", "first")
+    pid = engine_pid(fleet, "first")
+
+    fleet.controller.kill()
+    seen = (direct.pieces, through.pieces)
+    eventually(lambda: direct.pieces > seen[0] and through.pieces > seen[1], "streams go on")
+    fleet.controller.start()
+    eventually(fleet.controller.answers, "the controller answers again")
+
+    now = fleet.find("models", "first")
+    assert declared is not None
+    assert now is not None
+    assert now["spec"] == declared["spec"]
+    assert now["metadata"]["uid"] == declared["metadata"]["uid"]
+    direct.running()
+    through.running()
+    fleet.wait_node("node-1")
+    fleet.wait_condition("models", "first", "Ready", "True")
+    assert engine_pid(fleet, "first") == pid
+    fleet.serve("second", tiny_model("qwen3"))
+
+
+def test_killing_the_agent_takes_its_engines_down_within_two_seconds(fleet: Fleet) -> None:
+    fleet.serve("first", tiny_model("llama"))
+    stream = Stream(fleet.url, "first").running()
+    engines = fleet.agents["node-1"].children()
+    assert engines
+    fleet.agents["node-1"].kill()
+    _gone, alive = psutil.wait_procs(engines, timeout=2)
+    assert alive == []
+    assert isinstance(stream.ended(5).error, openai.APIError | httpx.HTTPError)
+
+    fleet.agents["node-1"].start()
+    fleet.wait_node("node-1")
+    fleet.wait_condition("models", "first", "Ready", "True")
+    answer = client(fleet.url).chat.completions.create(
+        model="first", messages=MESSAGES, max_tokens=3
+    )
+    assert answer.choices[0].finish_reason in {"length", "stop"}
+
+
+def test_a_model_that_fits_nowhere_says_what_it_needs_what_is_there_and_the_nearest_node(
+    fleet: Fleet,
+) -> None:
+    fleet.start_agent("roomy", "--ram", "9Gi")
+    # 64 million tokens of context for a model of a megabyte: bytes beyond both nodes.
+    fleet.apply(
+        {
+            "kind": "Model",
+            "metadata": {"name": "huge"},
+            "spec": {
+                "source": {"path": str(tiny_model("llama", context=64_000_000))},
+                "context": {"minTokens": 64_000_000},
+            },
+        }
+    )
+    found = fleet.wait_condition("models", "huge", "Ready", "False")
+    assert found["reason"] == "Unplaceable"
+    assert "roomy" in found["message"]
+    assert "GiB" in found["message"]
+    assert "short by" in found["message"]
+    warnings = [e for e in fleet.api.list("events")["items"] if e["type"] == "Warning"]
+    assert any(event["involvedObject"]["name"] == "huge" for event in warnings)
+    with pytest.raises(openai.APIStatusError) as refused:
+        client(fleet.url).chat.completions.create(model="huge", messages=MESSAGES)
+    assert refused.value.status_code == 503
+
+
+def test_deleting_a_model_stops_its_engine_and_removes_every_trace(fleet: Fleet) -> None:
+    fleet.serve("first", tiny_model("llama"))
+    engine = psutil.Process(engine_pid(fleet, "first"))
+    fleet.api.request("DELETE", "/apis/mlxfleet.dev/v1alpha1/models/first")
+    eventually(lambda: not engine.is_running(), "the engine process is gone")
+    eventually(lambda: fleet.engines("first") == [], "the Engine object is gone")
+    with pytest.raises(openai.NotFoundError):
+        client(fleet.url).chat.completions.create(model="first", messages=MESSAGES)
+
+
+def test_the_agent_drains_on_terminate_and_leaves_no_process(fleet: Fleet) -> None:
+    fleet.serve("first", tiny_model("llama"))
+    agent = fleet.agents["node-1"]
+    engines = agent.children()
+    assert agent.stop() == 0
+    _gone, alive = psutil.wait_procs(engines, timeout=2)
+    assert alive == []
+    eventually(
+        lambda: condition(fleet.find("nodes", "node-1"), "Ready") == "False",
+        "the node says that its agent stopped",
+    )
