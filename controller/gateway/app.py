@@ -1,0 +1,79 @@
+"""The gateway put together: routes to mount, a task to run, whether it is ready.
+
+Called by `controller/app.py`, which also serves `/metrics` from the same registry.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from controller.gateway.fleet import Fleet
+from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
+from controller.gateway.proxy import Proxy, ProxyParts
+from controller.gateway.settings import GatewaySettings
+from controller.gateway.upstream import Upstream
+from controller.metrics import EndpointCollector, GatewayMetrics
+from manifests.wire.listwatch import ObjectSource
+
+
+class Gateway:
+    """The fleet's OpenAI endpoint."""
+
+    def __init__(self, parts: HandlerParts, upstream: Upstream) -> None:
+        """Wire the routes; nothing runs until `run`."""
+        self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
+        completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
+        self.routes: list[Route] = [
+            Route("/v1/chat/completions", completions),
+            Route("/v1/completions", completions),
+            Route("/v1/models", models),
+            Route("/v1/models/{id:path}", models),
+            Route("/v1", unknown),
+            Route("/v1/{rest:path}", unknown),
+        ]
+        self._fleet.subscribe(self._bound_labels)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the gateway has seen what is declared."""
+        return self._fleet.synced
+
+    async def run(self) -> None:
+        """Follow the fleet and hold connections to agents until cancelled.
+
+        Cancel it after the HTTP server has finished its requests: they use the connections.
+        """
+        async with self._upstream.open() as session:
+            await self._fleet.run(session)
+
+    def accepting(self) -> Mapping[str, int]:
+        """Return how many endpoints of each model accept requests now."""
+        view = self._fleet.view()
+        counts = dict.fromkeys(view.names.values(), 0)
+        for item in view.endpoints:
+            counts[item.model] += item.accepting
+        return counts
+
+    def _bound_labels(self) -> None:
+        view = self._fleet.view()
+        self._metrics.keep_labels(frozenset(view.names.values()), self._fleet.node_names)
+
+
+def build_gateway(
+    source: ObjectSource,
+    registry: CollectorRegistry,
+    settings: GatewaySettings | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Gateway:
+    """Return a gateway that reads declared objects from `source`. `clock` is monotonic."""
+    settings = settings or GatewaySettings()
+    metrics = GatewayMetrics(registry)
+    fleet, upstream = Fleet(source, settings, clock), Upstream(settings)
+    proxy = Proxy(ProxyParts(settings, fleet, upstream, metrics, clock))
+    parts = HandlerParts(settings, fleet, proxy, metrics, clock, int(time.time()))
+    gateway = Gateway(parts, upstream)
+    registry.register(EndpointCollector(gateway.accepting))
+    return gateway

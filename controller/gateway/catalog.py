@@ -1,0 +1,134 @@
+"""Which names exist, which can be served now, and why one cannot; pure.
+
+Works on the last state the gateway saw, never on the network, so a listing never waits for a
+node. Called by the handlers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.gateway.endpoints import EndpointView
+from controller.gateway.peek import shown_name
+from manifests.engine import Engine, EnginePhase
+from manifests.errors import Code, Refusal, Retryable
+from manifests.meta import ConditionStatus
+from manifests.model import Model
+from manifests.times import parse_time
+
+_NAMES_SHOWN = 20
+_STARTING = (EnginePhase.PENDING, EnginePhase.DOWNLOADING, EnginePhase.LOADING)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Everything routing reads, frozen. `names` maps each public name to its model."""
+
+    synced: bool = False
+    endpoints: tuple[EndpointView, ...] = ()
+    models: Mapping[str, Model] = field(default_factory=dict)
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def candidates(self, model: str) -> tuple[EndpointView, ...]:
+        """Return the endpoints of one model, accepting or not."""
+        return tuple(item for item in self.endpoints if item.model == model)
+
+
+def plan_names(models: Mapping[str, Model], endpoints: Sequence[EndpointView]) -> Mapping[str, str]:
+    """Return the model behind each public name.
+
+    A model's own name beats an alias; of two models with one alias the first by name has it.
+    """
+    owned = set(models) | {item.model for item in endpoints}
+    pairs = [(alias, name) for name, model in models.items() for alias in model.spec.aliases]
+    pairs += [(alias, item.model) for item in endpoints for alias in item.aliases]
+    names = {name: name for name in owned}
+    for alias, model in sorted(set(pairs)):
+        names.setdefault(alias, model)
+    return names
+
+
+def resolve(view: FleetView, name: str) -> str | Refusal:
+    """Return the model that a request's `model` means, or why there is none."""
+    model = view.names.get(name)
+    if model is not None:
+        return model
+    if not view.synced:
+        return Refusal(
+            Code.NO_READY_ENGINE,
+            "The gateway has not seen the fleet yet.",
+            Retryable.LATER,
+            retry_after_seconds=2,
+        )
+    return Refusal(
+        Code.MODEL_NOT_FOUND,
+        f"The model '{shown_name(name)}' does not exist.",
+        hint=_offer(sorted(view.names)),
+        param="model",
+    )
+
+
+def list_models(view: FleetView, default_created_seconds: int) -> list[dict[str, Any]]:
+    """Return the OpenAI model objects of every name that a ready engine serves, sorted."""
+    ready = [item for item in view.endpoints if item.accepting]
+    served = {item.model for item in ready}
+    reachable = served | {alias for item in ready for alias in item.aliases}
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": _created(view.models.get(model), default_created_seconds),
+            "owned_by": "mlxfleet",
+        }
+        for name, model in sorted(view.names.items())
+        if model in served and name in reachable
+    ]
+
+
+def explain_no_engine(view: FleetView, model: str) -> Refusal:
+    """Return why no engine of a known model can take a request now."""
+    copies = [item for item in view.engines.values() if item.spec.model == model]
+    starting = any(item.status.phase in _STARTING for item in copies)
+    parts = [_describe(item) for item in copies[:_NAMES_SHOWN]]
+    parts += _false_conditions(view.models.get(model))
+    return Refusal(
+        Code.NO_READY_ENGINE,
+        f"No ready engine serves the model '{model}' now.",
+        Retryable.LATER,
+        hint=" ".join(parts) or "No node runs it.",
+        param="model",
+        retry_after_seconds=5 if starting or not copies else 10,
+    )
+
+
+def _describe(engine: Engine) -> str:
+    status = engine.status
+    if status.phase is EnginePhase.READY:
+        return f"Engine {engine.metadata.name} is Ready, but node {engine.spec.node} is not open."
+    why = f" ({status.message})" if status.message else ""
+    return f"Engine {engine.metadata.name} on {engine.spec.node} is {status.phase.value}{why}."
+
+
+def _false_conditions(model: Model | None) -> list[str]:
+    if model is None:
+        return []
+    said = [
+        item.message.rstrip(".") + "."
+        for item in model.status.conditions
+        if item.status is ConditionStatus.FALSE and item.message
+    ]
+    return list(dict.fromkeys(said))
+
+
+def _offer(names: Sequence[str]) -> str:
+    if not names:
+        return "No models exist; apply one."
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"Existing models: {', '.join(names[:_NAMES_SHOWN])}{more}."
+
+
+def _created(model: Model | None, default_seconds: int) -> int:
+    stamp = model.metadata.creation_timestamp if model is not None else None
+    parsed = parse_time(stamp) if stamp else None
+    return default_seconds if parsed is None else int(parsed)

@@ -1,0 +1,84 @@
+"""What the gateway knows of each engine it may send to, as frozen values; pure.
+
+Built from load reports by `controller/gateway/fleet.py`; read by the filters and scorers.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from manifests.engine import EnginePhase
+from manifests.node import PressureLevel
+from manifests.wire.report import EngineLoad, LoadReport
+
+
+class EndpointKey(NamedTuple):
+    """Which engine on which node."""
+
+    node: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """One engine of one node at its last report. Units: tokens, tokens per second, seconds."""
+
+    key: EndpointKey
+    address: str
+    model: str
+    aliases: tuple[str, ...]
+    phase: EnginePhase
+    accepting: bool
+    running: int
+    waiting: int
+    max_running: int
+    max_waiting: int
+    context_tokens: int
+    tokens_fit_now: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    pressure: PressureLevel
+    reported_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A load report with what the gateway adds: where it came from, when, and whether it holds.
+
+    `received_seconds` is on the gateway's monotonic clock.
+    """
+
+    node: str
+    address: str
+    report: LoadReport
+    received_seconds: float
+    routable: bool
+
+
+def plan_endpoints(seen: NodeReport) -> tuple[EndpointView, ...]:
+    """Return the endpoints of one node, sorted by engine name."""
+    open_ = seen.routable and seen.report.accepting
+    return tuple(
+        _endpoint(seen, load, accepting=open_ and load.accepting)
+        for load in sorted(seen.report.engines, key=lambda load: load.name)
+    )
+
+
+def _endpoint(seen: NodeReport, load: EngineLoad, *, accepting: bool) -> EndpointView:
+    return EndpointView(
+        key=EndpointKey(seen.node, load.name),
+        address=seen.address,
+        model=load.model,
+        aliases=load.aliases,
+        phase=load.phase,
+        accepting=accepting and load.phase is EnginePhase.READY,
+        running=load.running,
+        waiting=load.waiting,
+        max_running=load.max_running,
+        max_waiting=load.max_waiting,
+        context_tokens=load.context_tokens,
+        tokens_fit_now=load.tokens_fit_now,
+        prefill_tokens_per_second=load.prefill_tokens_per_second,
+        decode_tokens_per_second=load.decode_tokens_per_second,
+        pressure=seen.report.pressure,
+        reported_seconds=seen.received_seconds,
+    )

@@ -1,0 +1,132 @@
+"""The gateway's picture of the fleet: informers for what is declared, load streams for what is.
+
+Owns the picture and the tasks that keep it. When the control plane is down the last picture
+stays; a node's own stream says whether the node lives. Called by the handlers and the proxy.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import aiohttp
+
+from controller.gateway.catalog import FleetView, plan_names
+from controller.gateway.endpoints import EndpointView, plan_endpoints
+from controller.gateway.load_stream import LoadStream, StreamLimits
+from controller.gateway.settings import GatewaySettings
+from manifests.engine import Engine
+from manifests.meta import FleetObject
+from manifests.model import Model
+from manifests.node import Node
+from manifests.wire.informer import Informer
+from manifests.wire.listwatch import ObjectSource
+
+_Kind = TypeVar("_Kind", bound=FleetObject)
+
+
+class Fleet:
+    """Everything routing reads; all methods belong to one event loop."""
+
+    def __init__(
+        self, source: ObjectSource, settings: GatewaySettings, clock: Callable[[], float]
+    ) -> None:
+        """Prepare; `run` fills the picture."""
+        self._clock = clock
+        self._limits = StreamLimits(
+            connect_seconds=min(settings.connect_timeout_seconds, settings.silence_seconds),
+            silence_seconds=settings.silence_seconds,
+            dead_seconds=settings.dead_seconds,
+        )
+        self._nodes = Informer(source, "nodes")
+        self._models = Informer(source, "models")
+        self._engines = Informer(source, "engines")
+        self._streams: dict[str, LoadStream] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._view: FleetView | None = None
+        self._on_declared: list[Callable[[], None]] = []
+        for informer in (self._nodes, self._models, self._engines):
+            informer.subscribe(self._note_declared)
+
+    @property
+    def synced(self) -> bool:
+        """Whether what is declared has been seen once."""
+        return self._nodes.synced and self._models.synced and self._engines.synced
+
+    @property
+    def node_names(self) -> frozenset[str]:
+        """The nodes that are declared."""
+        return frozenset(self._nodes.objects)
+
+    def view(self) -> FleetView:
+        """Return the picture as it is now; the same value until something changes."""
+        if self._view is None or self._view.synced != self.synced:
+            self._view = self._build()
+        return self._view
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back soon after declared objects have changed, once for many changes."""
+        self._on_declared.append(callback)
+
+    def on_dead(self, node: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once a node has been down for long; returns the way to end that."""
+        stream = self._streams.get(node)
+        return stream.on_dead(callback) if stream is not None else lambda: None
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Keep the picture current until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in (self._nodes, self._models, self._engines):
+                group.create_task(informer.run())
+            while True:
+                self._wake.clear()
+                self._match_streams(group, session)
+                for callback in self._on_declared:
+                    callback()
+                await self._wake.wait()
+
+    def _match_streams(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
+        """Make one load stream for each declared node with an address, and no other."""
+        wanted = {
+            name: node.status.address.rstrip("/")
+            for name, node in _typed(self._nodes, Node).items()
+            if node.status.address
+        }
+        for name, stream in tuple(self._streams.items()):
+            if wanted.get(name) != stream.address:
+                self._tasks.pop(name).cancel()
+                del self._streams[name]
+        for name in sorted(wanted.keys() - self._streams.keys()):
+            stream = LoadStream(name, wanted[name], self._limits, self._clock, self._forget_view)
+            self._streams[name] = stream
+            self._tasks[name] = group.create_task(stream.run(session))
+        self._forget_view()
+
+    def _note_declared(self, _name: str) -> None:
+        self._forget_view()
+        self._wake.set()
+
+    def _forget_view(self) -> None:
+        self._view = None
+
+    def _build(self) -> FleetView:
+        models, engines = _typed(self._models, Model), _typed(self._engines, Engine)
+        endpoints = tuple(
+            item
+            for name in sorted(self._streams)
+            for item in self._endpoints(name)
+            if not _is_leaving(engines.get(item.key.engine))
+        )
+        return FleetView(self.synced, endpoints, models, engines, plan_names(models, endpoints))
+
+    def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
+        seen = self._streams[node].seen
+        return () if seen is None else plan_endpoints(seen)
+
+
+def _is_leaving(engine: Engine | None) -> bool:
+    return engine is not None and engine.metadata.deletion_timestamp is not None
+
+
+def _typed(informer: Informer, kind: type[_Kind]) -> Mapping[str, _Kind]:
+    return {name: obj for name, obj in informer.objects.items() if isinstance(obj, kind)}

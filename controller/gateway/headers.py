@@ -1,0 +1,68 @@
+"""Which headers pass the gateway in each direction; pure."""
+
+from collections.abc import Iterable
+
+from controller.gateway.asgi import RawHeader, find_header
+from controller.gateway.endpoints import EndpointKey
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_UPSTREAM = _HOP_BY_HOP | {
+    b"accept-encoding",
+    b"api-key",
+    b"authorization",
+    b"content-length",
+    b"cookie",
+    b"expect",
+    b"host",
+    b"x-api-key",
+    b"x-request-id",
+}
+_NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
+_OURS = b"x-mlxfleet-"
+
+
+def plan_upstream_headers(headers: Iterable[RawHeader], request_id: str) -> dict[str, str]:
+    """Return what the agent gets: no hop-by-hop header, no key of the client, our request id."""
+    given = tuple(headers)
+    dropped = _NOT_UPSTREAM | _named_by_connection(given)
+    passed = {
+        name.decode("latin-1").lower(): value.decode("latin-1")
+        for name, value in given
+        if name.lower() not in dropped and not name.lower().startswith(_OURS)
+    }
+    return passed | {"x-request-id": request_id, "accept-encoding": "identity"}
+
+
+def plan_downstream_headers(
+    headers: Iterable[RawHeader], endpoint: EndpointKey
+) -> tuple[RawHeader, ...]:
+    """Return what the client gets: the agent's headers and who answered."""
+    given = tuple(headers)
+    dropped = _NOT_DOWNSTREAM | _named_by_connection(given)
+    passed = tuple(
+        (name.lower(), value)
+        for name, value in given
+        if name.lower() not in dropped and not name.lower().startswith(_OURS)
+    )
+    return (
+        *passed,
+        (b"x-mlxfleet-node", endpoint.node.encode("latin-1")),
+        (b"x-mlxfleet-engine", endpoint.engine.encode("latin-1")),
+    )
+
+
+def _named_by_connection(headers: Iterable[RawHeader]) -> frozenset[bytes]:
+    value = find_header(headers, b"connection") or b""
+    return frozenset(item.strip().lower() for item in value.split(b",") if item.strip())

@@ -1,0 +1,94 @@
+"""What the gateway must know of a request body, and nothing more; pure.
+
+The body itself is passed on byte for byte: the agent validates and tokenizes it. Called by
+the handlers. No text of the prompt leaves this module, not even inside an error.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from manifests.errors import Code, Refusal, Retryable
+
+_SHOWN_NAME_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """The routing facts of one request. Units: tokens, estimated from bytes.
+
+    `max_tokens` is None when the client sets no usable limit.
+    """
+
+    model: str
+    stream: bool
+    include_usage: bool
+    prompt_tokens: int
+    max_tokens: int | None
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
+    """Return the routing facts of a chat or text completion body, or why it has none."""
+    try:
+        parsed = _DECODER.decode(body)
+    except msgspec.ValidationError:
+        return Refusal(Code.INVALID_JSON, "The request body must be a JSON object.")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return Refusal(Code.INVALID_JSON, "The request body is not valid JSON.")
+    if parsed.model is None or parsed.model == "":
+        return _bad("model", "Set `model` to one of the ids of GET /v1/models.")
+    if not isinstance(parsed.model, str):
+        return _bad("model", "`model` must be a string.")
+    if parsed.stream is not None and not isinstance(parsed.stream, bool):
+        return _bad("stream", "`stream` must be true or false.")
+    options = parsed.stream_options
+    size = max(len(bytes(parsed.messages)), len(bytes(parsed.prompt)))
+    return Peeked(
+        model=parsed.model,
+        stream=bool(parsed.stream),
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        prompt_tokens=math.ceil(size / bytes_per_token),
+        max_tokens=_token_cap(parsed.max_completion_tokens, parsed.max_tokens),
+    )
+
+
+def refuse_oversize(limit_bytes: int) -> Refusal:
+    """Return the refusal of a body that is larger than the gateway reads."""
+    return Refusal(
+        Code.REQUEST_TOO_LARGE,
+        f"The request body is larger than {limit_bytes} bytes.",
+        hint="Send less, or raise the gateway's body limit.",
+    )
+
+
+def shown_name(name: str) -> str:
+    """Return a client's model name, short and printable, for messages."""
+    short = name if len(name) <= _SHOWN_NAME_CHARS else name[:_SHOWN_NAME_CHARS] + "..."
+    return short.encode("unicode_escape").decode("ascii") if not short.isprintable() else short
+
+
+def _bad(param: str, message: str) -> Refusal:
+    return Refusal(Code.INVALID_VALUE, message, Retryable.NO, param=param)
+
+
+def _token_cap(*candidates: Any) -> int | None:
+    """Return the first positive integer; the agent refuses what is neither that nor null."""
+    for value in candidates:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

@@ -1,0 +1,143 @@
+"""From an agent's response to the client, for each kind of response.
+
+Streams pass event by event, other answers as a whole. Called by the proxy.
+"""
+
+import asyncio
+import json
+
+import aiohttp
+
+from controller.gateway.asgi import Downstream
+from controller.gateway.attempts import Broken, Ending, Finished, Lost, Refused, lost
+from controller.gateway.endpoints import EndpointKey
+from controller.gateway.headers import plan_downstream_headers
+from controller.gateway.settings import GatewaySettings
+from controller.gateway.sse import EventReader, read_usage
+from controller.gateway.upstream import UpstreamError
+from manifests.wire.error_body import parse_openai_error
+
+_ERROR_BYTES_MAX = 1024 * 1024
+_TRAILER_SECONDS = 1.0
+_JSON = (b"content-type", b"application/json")
+
+
+async def relay(
+    response: aiohttp.ClientResponse,
+    down: Downstream,
+    endpoint: EndpointKey,
+    settings: GatewaySettings,
+) -> Ending:
+    """Pass a response on. Refusals are read and returned, not sent: the proxy may try again.
+
+    Raises: UpstreamError when the agent is lost before any data reached the client.
+    """
+    headers = plan_downstream_headers(response.raw_headers, endpoint)
+    if response.status >= 400:
+        return await _read_refusal(response, headers)
+    if response.content_type == "text/event-stream":
+        reader = EventReader(settings.max_answer_bytes)
+        return await _relay_stream(response, down, headers, reader)
+    return await _relay_answer(response, down, headers, settings.max_answer_bytes)
+
+
+async def _relay_stream(
+    response: aiohttp.ClientResponse,
+    down: Downstream,
+    headers: tuple[tuple[bytes, bytes], ...],
+    reader: EventReader,
+) -> Ending:
+    fault = ""
+    try:
+        async for data in response.content.iter_any():
+            batch = reader.feed(data)
+            if reader.early_error is not None and not down.has_data:
+                return _parse_refusal(None, reader.early_error, headers)
+            if batch.passed:
+                if not down.started:
+                    await down.start(response.status, headers)
+                await down.write(batch.passed, has_data=batch.has_data)
+            fault = batch.fault
+            if fault or reader.done:
+                break
+    except (aiohttp.ClientError, TimeoutError) as lost_link:
+        fault = "silence" if isinstance(lost_link, TimeoutError) else "a lost connection"
+    if reader.done:
+        await down.finish()
+        await _read_trailer(response)
+        return Finished(reader.usage, errored=reader.errored)
+    if reader.errored:
+        return Finished(reader.usage, errored=True)
+    ending = lost(f"The answer was cut off by {fault or 'an early end'}.")
+    return Broken(ending.refusal) if down.has_data else ending
+
+
+async def _read_trailer(response: aiohttp.ClientResponse) -> None:
+    """Read the end of a finished stream, so that the connection can serve again."""
+    try:
+        async with asyncio.timeout(_TRAILER_SECONDS):
+            while await response.content.readany():
+                pass
+    except (aiohttp.ClientError, TimeoutError):
+        response.close()
+
+
+async def _relay_answer(
+    response: aiohttp.ClientResponse,
+    down: Downstream,
+    headers: tuple[tuple[bytes, bytes], ...],
+    limit_bytes: int,
+) -> Finished | Lost:
+    body = await _read_bounded(response, limit_bytes)
+    if body is None:
+        return lost("The node's answer is too large.")
+    try:
+        usage = read_usage(body)
+    except ValueError:
+        return lost("The node's answer is malformed.")
+    if down.started:
+        return lost("The node answered a stream with a single answer.")
+    await down.answer(response.status, headers, body)
+    return Finished(usage)
+
+
+async def _read_refusal(
+    response: aiohttp.ClientResponse, headers: tuple[tuple[bytes, bytes], ...]
+) -> Refused:
+    body = await _read_bounded(response, _ERROR_BYTES_MAX)
+    return _parse_refusal(response.status, body or b"", headers)
+
+
+def _parse_refusal(
+    status: int | None, body: bytes, headers: tuple[tuple[bytes, bytes], ...]
+) -> Refused:
+    """Return the refusal of an error answer, or with status None of an error event."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    refusal = parse_openai_error(status or 500, parsed)
+    if status is None:
+        return Refused(refusal.http_status, (*_event_headers(headers), _JSON), body, refusal)
+    ours = isinstance(parsed, dict) and isinstance(parsed.get("error"), dict)
+    return Refused(status, headers, body if ours else None, refusal)
+
+
+def _event_headers(headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers that a stream's error keeps when it becomes a plain answer."""
+    return tuple(item for item in headers if item[0] not in {b"content-type", b"cache-control"})
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """Return the whole body, or None when it is too large. Raises UpstreamError when it is cut."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for data in response.content.iter_any():
+            size += len(data)
+            if size > limit_bytes:
+                return None
+            parts.append(data)
+    except (aiohttp.ClientError, TimeoutError) as fault:
+        raise UpstreamError(lost("The node's answer was cut off.")) from fault
+    return b"".join(parts)

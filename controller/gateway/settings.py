@@ -1,0 +1,38 @@
+"""The gateway's settings as one frozen slice; `controller/app.py` parses them once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Limits of the OpenAI endpoint. Units: as the names end; None where said."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Larger request bodies get 413 before they are parsed."""
+    max_answer_bytes: int = 64 * 1024 * 1024
+    """A larger answer that is not a stream, or a larger stream event, counts as malformed."""
+    bytes_per_token: float = 4.0
+    """Rough size of a token in a request, for choosing a node; the agent counts exactly."""
+    assumed_output_tokens: int = 512
+    """Output to expect of a request that sets no limit."""
+    max_attempts: int = 3
+    """Upstream requests for one client request, the first included."""
+    max_faults: int = 2
+    """Of these, how many may end in a fault: a prompt that kills engines must not tour them."""
+    retry_deadline_seconds: float = 60.0
+    """No attempt starts later than this after the request came."""
+    connect_timeout_seconds: float = 5.0
+    stall_seconds: float = 60.0
+    """A stream without any byte for this long is dead; agents send comments every 15 s."""
+    answer_seconds: float = 3600.0
+    """The longest wait for an answer that is not a stream, from a node that is alive."""
+    silence_seconds: float = 3.0
+    """A node whose load stream is silent for this long is not routed to."""
+    dead_seconds: float = 15.0
+    """Requests without a byte yet leave a node that has been down for this long."""
+    idle_connection_seconds: float = 4.0
+    """Idle upstream connections are dropped sooner than any agent drops them."""
+    settle_seconds: float = 0.5
+    """How long after a request is sent the node's load report certainly counts it."""
+    seed: int | None = None
+    """Seed of the tie break; None draws one from the system."""

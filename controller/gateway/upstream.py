@@ -1,0 +1,133 @@
+"""HTTP to the agents: one client session, one attempt at a time as an `Ending` or a response.
+
+Owns the connection pool. Translates what the network does into values; decides nothing.
+"""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from controller.gateway.attempts import Lost, lost
+from controller.gateway.settings import GatewaySettings
+
+_WARNED_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to an agent."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    stream: bool = False
+
+
+@dataclass(slots=True)
+class _Trail:
+    """What a request did to the pool."""
+
+    reused: bool = False
+
+
+class UpstreamError(Exception):
+    """An attempt got no answer; `ending` says how."""
+
+    def __init__(self, ending: Lost) -> None:
+        super().__init__(ending.refusal.message)
+        self.ending = ending
+
+
+class Upstream:
+    """The session to all agents; entered once by the gateway's `run`."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Prepare; the session opens inside `open`, on its event loop."""
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """Hold the session open while the block runs."""
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=self._settings.idle_connection_seconds
+        )
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            trace_configs=[trace],
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        ) as session:
+            self._session = session
+            try:
+                yield session
+            finally:
+                self._session = None
+
+    @asynccontextmanager
+    async def send(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the response's head; leaving the block early closes the connection at once.
+
+        Raises: UpstreamError when there is no head, or the body breaks inside the block.
+        """
+        if self._session is None:
+            raise UpstreamError(lost("The gateway is starting or stopping.", unreachable=True))
+        trail = _Trail()
+        response: aiohttp.ClientResponse | None = None
+        try:
+            response = await self._session.post(
+                call.url,
+                data=_payload(call.body),
+                headers=call.headers,
+                timeout=self._timeout(call),
+                allow_redirects=False,
+                trace_request_ctx=trail,
+            )
+            yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as fault:
+            headless = response is None
+            raise UpstreamError(_explain(fault, reused=trail.reused and headless)) from fault
+        finally:
+            if response is not None and not response.content.at_eof():
+                response.close()
+
+    def _timeout(self, call: Call) -> aiohttp.ClientTimeout:
+        settings = self._settings
+        return aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=settings.connect_timeout_seconds,
+            sock_read=settings.stall_seconds if call.stream else settings.answer_seconds,
+        )
+
+
+async def _note_reuse(_session: aiohttp.ClientSession, context: SimpleNamespace, _: Any) -> None:
+    trail = context.trace_request_ctx
+    if isinstance(trail, _Trail):
+        trail.reused = True
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    # Large bytes would be copied to the socket in one step; a file is sent in pieces.
+    return body if len(body) <= _WARNED_BODY_BYTES else io.BytesIO(body)
+
+
+def _explain(fault: Exception, *, reused: bool) -> Lost:
+    """Return the loss that a network fault means; no address leaves the gateway."""
+    match fault:
+        case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError():
+            return lost("The node could not be reached.", unreachable=True)
+        case aiohttp.ServerTimeoutError() | asyncio.TimeoutError():
+            return lost("The node stopped answering.")
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if reused:
+            return lost("The node closed an idle connection.", stale=True)
+        case _:
+            return lost("The connection to the node was lost.")

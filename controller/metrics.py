@@ -1,0 +1,189 @@
+"""The controller's Prometheus metrics: names, labels and what keeps the labels bounded.
+
+Everything is registered with the registry passed in; there is no global. Text that a client
+sends never becomes a label: a model that is not declared counts as `other`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
+
+OTHER = "other"
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_Labelled = Counter | Histogram
+
+
+class GatewayMetrics:
+    """What the OpenAI endpoint counts; all methods belong to one event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics. Mutates: registry."""
+        prefix = "mlxfleet_gateway_"
+        self._requests = Counter(
+            prefix + "requests",
+            "Requests by how they ended",
+            ("model", "outcome"),
+            registry=registry,
+        )
+        self._duration = Histogram(
+            prefix + "request_duration_seconds",
+            "From the request to its end",
+            ("model",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._first_data = Histogram(
+            prefix + "ttft_seconds",
+            "From the request to the first data sent",
+            ("model",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            prefix + "in_flight", "Requests being served now", registry=registry
+        )
+        self._attempts = Counter(
+            prefix + "upstream_attempts",
+            "Attempts at agents by how they ended",
+            ("node", "outcome"),
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            prefix + "prompt_tokens",
+            "Prompt tokens as agents reported them",
+            ("model",),
+            registry=registry,
+        )
+        self._completion_tokens = Counter(
+            prefix + "completion_tokens",
+            "Completion tokens as agents reported them",
+            ("model",),
+            registry=registry,
+        )
+        self._models: frozenset[str] = frozenset()
+        self._nodes: frozenset[str] = frozenset()
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request as being served while the block runs."""
+        self._in_flight.inc()
+        try:
+            yield
+        finally:
+            self._in_flight.dec()
+
+    def observe_request(self, model: str | None, outcome: str, seconds: float) -> None:
+        """Count one request; `model` is the declared model's name, None when there is none."""
+        name = self._model(model)
+        self._requests.labels(name, outcome).inc()
+        self._duration.labels(name).observe(seconds)
+
+    def observe_first_data(self, model: str | None, seconds: float) -> None:
+        """Note how long a client waited for the first data."""
+        self._first_data.labels(self._model(model)).observe(seconds)
+
+    def count_attempt(self, node: str, outcome: str) -> None:
+        """Count one attempt at a node."""
+        self._attempts.labels(node if node in self._nodes else OTHER, outcome).inc()
+
+    def count_tokens(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Add the token counts of one answer; a negative count is none."""
+        name = self._model(model)
+        self._prompt_tokens.labels(name).inc(max(prompt_tokens, 0))
+        self._completion_tokens.labels(name).inc(max(completion_tokens, 0))
+
+    def keep_labels(self, models: frozenset[str], nodes: frozenset[str]) -> None:
+        """Take these as the only models and nodes; the series of others go."""
+        by_model: tuple[_Labelled, ...] = (
+            self._requests,
+            self._duration,
+            self._first_data,
+            self._prompt_tokens,
+            self._completion_tokens,
+        )
+        for name in self._models - models:
+            for metric in by_model:
+                metric.remove_by_labels({"model": name})
+        for name in self._nodes - nodes:
+            self._attempts.remove_by_labels({"node": name})
+        self._models, self._nodes = models, nodes
+
+    def _model(self, name: str | None) -> str:
+        return name if name in self._models and name is not None else OTHER
+
+
+class EndpointCollector(Collector):
+    """How many endpoints accept requests, read at every scrape so that no series outlives them."""
+
+    def __init__(self, accepting: Callable[[], Mapping[str, int]]) -> None:
+        """`accepting` returns the count for each model."""
+        self._accepting = accepting
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return one sample for each model."""
+        family = self._family()
+        for model, count in sorted(self._accepting().items()):
+            family.add_metric([model], count)
+        return [family]
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "mlxfleet_gateway_endpoints_accepting",
+            "Engines that accept requests now",
+            labels=["model"],
+        )
+
+
+class ReconcileMetrics:
+    """What the reconcilers count; `controller` is a fixed name of one of them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics. Mutates: registry."""
+        self._passes = Counter(
+            "mlxfleet_controller_reconciles",
+            "Reconcile passes by how they ended",
+            ("controller", "outcome"),
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "mlxfleet_controller_reconcile_duration_seconds",
+            "One reconcile pass",
+            ("controller",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def observe_pass(self, controller: str, outcome: str, seconds: float) -> None:
+        """Count one pass; `outcome` is `ok` or `fault`."""
+        self._passes.labels(controller, outcome).inc()
+        self._duration.labels(controller).observe(seconds)
+
+
+class MetricsPage:
+    """`GET /metrics` as an ASGI application."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Serve what is in `registry`."""
+        self._registry = registry
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer in the format that the scraper asks for."""
+        headers = dict(scope["headers"])
+        encoder, content_type = choose_encoder(headers.get(b"accept", b"").decode("latin-1"))
+        body = encoder(self._registry)
+        head = [
+            (b"content-type", content_type.encode("ascii")),
+            (b"content-length", str(len(body)).encode("ascii")),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": body})
