@@ -215,7 +215,7 @@ class Run:
             if not row.ended:
                 died = "The engine ended before the answer did."
                 self._fail(row, Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE))
-        except Exception:  # task root: the client must get an answer
+        except Exception:  # noqa: BLE001  task root: the client must get an answer
             _LOG.exception("row_failed", engine=self.lease.view.want.name)
             message = "The answer could not be written."
             self._fail(row, Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE))

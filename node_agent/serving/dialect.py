@@ -39,7 +39,8 @@ _SHARED = frozenset(
 )  # fmt: skip
 _CHAT = _SHARED | {
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort", "modalities",
+    "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort",
+    "modalities",
 }  # fmt: skip
 _COMPLETIONS = _SHARED | {"prompt", "echo", "best_of", "suffix"}
 # Notes for the provider's own bookkeeping: accepted, nothing is stored, the answer is the same.
@@ -258,17 +259,14 @@ def _parse_logit_bias(values: dict[str, Any]) -> dict[int, float]:
 def _parse_prompt(value: Any) -> TextPrompts:
     if isinstance(value, str):
         return TextPrompts(texts=[value])
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
-            return TextPrompts(texts=value)
-        if _is_ids(value):
-            return TextPrompts(token_ids=[value])
-        if all(isinstance(item, list) and item and _is_ids(item) for item in value):
-            return TextPrompts(token_ids=value)
-    refuse(
-        "prompt",
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists.",
-    )
+    items: list[Any] = value if isinstance(value, list) and value else [None]
+    if all(isinstance(item, str) for item in items):
+        return TextPrompts(texts=items)
+    if _is_ids(items):
+        return TextPrompts(token_ids=[items])
+    if not all(isinstance(item, list) and item and _is_ids(item) for item in items):
+        refuse("prompt", "prompt must be text, token ids, or a list of either, and not empty.")
+    return TextPrompts(token_ids=items)
 
 
 def _is_ids(value: list[Any]) -> bool:

@@ -69,6 +69,10 @@ class TextModels(Protocol):
         """Return the text side of a model, loading it first if need be. Raises EngineError."""
         ...
 
+    def retain(self, wanted: Iterable[ModelFiles]) -> None:
+        """Load what is wanted ahead of time and drop the rest."""
+        ...
+
 
 class TokenizerProcess:
     """A running tokenizer process; implements `TextModel`."""
@@ -250,9 +254,11 @@ async def _read_reply(process: asyncio.subprocess.Process) -> TextReply | None:
         return None
     try:
         header = await process.stdout.readexactly(HEADER_BYTES)
-        return decode_text_reply(await process.stdout.readexactly(int.from_bytes(header, "big")))
+        body = await process.stdout.readexactly(int.from_bytes(header, "big"))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+    reply: TextReply = decode_text_reply(body)
+    return reply
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

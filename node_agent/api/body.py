@@ -1,0 +1,36 @@
+"""Reads a request's JSON body within a size limit, which is checked before parsing."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from manifests.errors import Code, Refusal, RequestError
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+
+async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Return the body as an object. Raises RequestError; bodies over the limit are not read."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks = bytearray()
+    async for chunk in request.stream():
+        chunks += chunk
+        if len(chunks) > max_bytes:
+            raise _too_large(max_bytes)
+    try:
+        body = json.loads(bytes(chunks))
+    except (ValueError, RecursionError):
+        # No chained cause: the parser's message would carry the client's text into the log.
+        message = "The body is not valid JSON."
+        raise RequestError(Refusal(Code.INVALID_JSON, message)) from None
+    if not isinstance(body, dict):
+        raise RequestError(Refusal(Code.INVALID_VALUE, "The body must be a JSON object."))
+    return body
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    message = f"The body is larger than {max_bytes} bytes."
+    return RequestError(Refusal(Code.REQUEST_TOO_LARGE, message))

@@ -1,0 +1,140 @@
+"""The OpenAI routes of one node: models, chat completions, completions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from manifests.engine import EnginePhase
+from manifests.errors import Code, FleetError, Refusal, RequestError
+from node_agent.api.answers import RunResponse
+from node_agent.api.body import read_json_object
+from node_agent.api.disconnect import until_gone
+from node_agent.api.traffic import Outcome, Ticket, Traffic
+from node_agent.pool.base import EngineView, Pool
+from node_agent.serving.completion import Completions
+from node_agent.serving.dialect import parse_chat, parse_completions
+from node_agent.serving.request import GenerationRequest
+from node_agent.serving.sse import encode_json
+
+_LOG = structlog.get_logger(__name__)
+_LOGGED_NAMES = 64
+_CLIENT_CLOSED = 499
+
+Parse = Callable[[dict[str, Any]], GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISettings:
+    """Units: bytes, seconds."""
+
+    max_body_bytes: int
+    keep_alive_seconds: float
+
+
+class OpenAIRoutes:
+    """Handlers over a pool; no state but which unknown fields were logged."""
+
+    def __init__(
+        self, pool: Pool, completions: Completions, traffic: Traffic, settings: OpenAISettings
+    ) -> None:
+        self._pool = pool
+        self._completions = completions
+        self._traffic = traffic
+        self._settings = settings
+        self._logged: set[str] = set()
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/models", self._list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._get_model, methods=["GET"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+        ]
+
+    async def _list_models(self, _: Request) -> Response:
+        models = public_models(self._pool.views())
+        data = [_model_body(name, view) for name, view in sorted(models.items())]
+        return _json({"object": "list", "data": data})
+
+    async def _get_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        view = public_models(self._pool.views()).get(name)
+        if view is None:
+            message = "This node serves no model of that name."
+            raise RequestError(
+                Refusal(Code.MODEL_NOT_FOUND, message, hint="See GET /v1/models.", param="model")
+            )
+        return _json(_model_body(name, view))
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._generate(request, parse_chat)
+
+    async def _complete(self, request: Request) -> Response:
+        return await self._generate(request, parse_completions)
+
+    async def _generate(self, request: Request, parse: Parse) -> Response:
+        ticket = self._traffic.begin()
+        try:
+            return await self._answer(request, parse, ticket)
+        except FleetError as error:
+            ticket.end(Outcome(error.refusal.code.value))
+            raise
+        except BaseException:
+            ticket.end(Outcome(Code.INTERNAL.value))
+            raise
+
+    async def _answer(self, request: Request, parse: Parse, ticket: Ticket) -> Response:
+        body = await read_json_object(request, self._settings.max_body_bytes)
+        generation = parse(body)
+        self._log_unknown(generation.unknown_fields)
+        view = public_models(self._pool.views()).get(generation.model)
+        ticket.model = view.want.spec.model if view is not None else None
+        run = await until_gone(request.receive, self._completions.open(generation))
+        if run is None:
+            ticket.end(Outcome("cancelled"))
+            return Response(status_code=_CLIENT_CLOSED)
+        return RunResponse(
+            run,
+            ticket,
+            stream=generation.stream,
+            keep_alive_seconds=self._settings.keep_alive_seconds,
+        )
+
+    def _log_unknown(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self._logged and len(self._logged) < _LOGGED_NAMES:
+                self._logged.add(name)
+                _LOG.info("unknown_request_field_ignored", field=name[:64])
+
+
+def public_models(views: tuple[EngineView, ...]) -> dict[str, EngineView]:
+    """Return every name a client may use here with the best engine behind it."""
+    models: dict[str, EngineView] = {}
+    leaving = {EnginePhase.DRAINING, EnginePhase.STOPPED}
+    for view in views:
+        if view.phase in leaving:
+            continue
+        for name in (view.want.spec.model, *view.want.spec.aliases):
+            if name not in models or view.accepting:
+                models[name] = view
+    return models
+
+
+def _model_body(name: str, view: EngineView) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(view.started_epoch_seconds or 0),
+        "owned_by": "mlxfleet",
+        "ready": view.accepting,
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(encode_json(body), media_type="application/json")
