@@ -179,7 +179,7 @@ def _gpt_oss(layers: int | None, hidden: int, context: int) -> Config:
 def _llama4(layers: int | None, hidden: int, context: int) -> Config:
     text = {
         "model_type": "llama4_text",
-        "num_hidden_layers": layers or 4,
+        "num_hidden_layers": layers or 8,
         "attention_bias": False,
         "attention_chunk_size": CHUNK_TOKENS,
         "interleave_moe_layer_step": 1,

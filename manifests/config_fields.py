@@ -1,0 +1,81 @@
+"""Typed look-ups in a `config.json`, with errors that name the field. Used by `architecture`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class ConfigFields:
+    """The fields of one level of a config; `prefix` is where it stands, for messages."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    def has(self, name: str) -> bool:
+        """Say whether the field is present and not null."""
+        return self._values.get(name) is not None
+
+    def value(self, name: str) -> Any:
+        """Return the field as it stands, None when absent."""
+        return self._values.get(name)
+
+    def text(self, name: str) -> str:
+        """Return a non-empty string. Raises: ValueError."""
+        value = self._values.get(name)
+        if value is None:
+            raise self.missing(name)
+        if not isinstance(value, str) or not value:
+            raise self.wrong(name, f"must be a non-empty string, not {value!r}")
+        return value
+
+    def names(self, name: str) -> list[str]:
+        """Return a list of strings, empty when absent. Raises: ValueError."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise self.wrong(name, "must be a list of strings")
+        return list(value)
+
+    def optional(self, *names: str) -> int | None:
+        """Return the first of several spellings that is present, None if none is.
+
+        Raises: ValueError when it is not a whole number of zero or more.
+        """
+        for name in names:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise self.wrong(name, f"must be a whole number, not {value!r}")
+            return value
+        return None
+
+    def integer(self, *names: str) -> int:
+        """Return a positive number under the first spelling present. Raises: ValueError."""
+        value = self.optional(*names)
+        if value is None:
+            raise self.missing(names[0])
+        if value < 1:
+            raise self.wrong(names[0], f"must be at least 1, not {value}")
+        return value
+
+    def dtype_bytes(self) -> int:
+        """Return the size of one element of the activations; 2 when the config does not say."""
+        name = self._values.get("torch_dtype", self._values.get("dtype"))
+        if name is None:
+            return 2
+        size = DTYPE_BYTES.get(str(name).removeprefix("torch."))
+        if size is None:
+            raise self.wrong("torch_dtype", f"must be one of {', '.join(DTYPE_BYTES)}, not {name}")
+        return size
+
+    def missing(self, name: str) -> ValueError:
+        """Return the error for a field that must be there."""
+        return ValueError(f"config.json: {self._prefix}{name} is missing")
+
+    def wrong(self, name: str, complaint: str) -> ValueError:
+        """Return the error for a field that makes no sense."""
+        return ValueError(f"config.json: {self._prefix}{name} {complaint}")
