@@ -136,7 +136,8 @@ def plan_engines(wanted: Wanted, engines: tuple[EngineView, ...], fleet: FleetVi
     retired = _plan_retired(wanted, groups, refused)
     if refused is None or retired or surplus:
         return EnginePlan(creates, (*surplus, *retired), refused)
-    room = () if groups.leaving else _plan_room(wanted, groups, fleet)
+    # One step at a time: a copy just made or still leaving may be all the change there is room for.
+    room = () if groups.leaving or creates else _plan_room(wanted, groups, fleet)
     waiting = "waiting for a stopping copy to free its memory" if groups.leaving else ""
     return EnginePlan(creates, room, refused, waiting)
 
