@@ -117,7 +117,7 @@ class ModelSpec(Declared):
     """What the user declares about one model."""
 
     source: Source
-    replicas: NonNegative = 1
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     engine_type: EngineType = EngineType.BATCHED
     aliases: list[str] = Field(default_factory=list, description="further public names")
     node_selector: dict[str, str] = Field(default_factory=dict)
