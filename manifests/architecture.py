@@ -25,16 +25,38 @@ UNBOUNDED_TOKENS = 1 << 20
 
 # mlx-lm makes a rotating cache for these where the config asks for a window. Source: `make_cache`.
 HONOURS_WINDOW = frozenset(
-    ("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma3n_text")
-    + ("gemma4_text", "gpt_oss", "laguna", "llama", "mellum", "ministral3", "mistral", "olmo3")
-    + ("step3p5",)
+    (
+        "afmoe",
+        "cohere2",
+        "exaone4",
+        "exaone_moe",
+        "gemma3",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gpt_oss",
+        "laguna",
+        "llama",
+        "mellum",
+        "ministral3",
+        "mistral",
+        "olmo3",
+        "step3p5",
+    )
 )
 WINDOW_PATTERNS = {"gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gemma4_text": 5}
 
 # mlx-lm caches the latent for these; other models with `kv_lora_rank` cache full keys and values.
 CACHES_LATENT = frozenset(
-    ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "joyai_llm_flash")
-    + ("kimi_k2", "mistral4")
+    (
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "joyai_llm_flash",
+        "kimi_k2",
+        "mistral4",
+    )
 )
 MAMBA = frozenset(("falcon_mamba", "mamba", "mamba2"))
 GATED_DELTA = frozenset(
@@ -60,14 +82,17 @@ RECURRENT_NAMES = frozenset(("linear_attention", "mamba", "mamba2", "conv", "rec
 SLIDING_NAMES = frozenset(("sliding_attention", "local"))
 
 
-def read_shape(config: Mapping[str, Any]) -> ModelShape:
+def read_shape(config: Mapping[str, Any], *, dtype_bytes: int | None = None) -> ModelShape:
     """Return the shape that a parsed `config.json` describes.
+
+    `dtype_bytes` is what the weights say, which is what mlx-lm computes in; without it the
+    config's own dtype counts.
 
     Raises: ValueError naming the field that is missing or makes no sense.
     """
     fields = language_fields(config)
     model_type = fields.text("model_type")
-    dtype_bytes = fields.dtype_bytes()
+    dtype_bytes = dtype_bytes or fields.dtype_bytes()
     recurrent_only = model_type in MAMBA
     heads = fields.optional("num_attention_heads", "n_head", "n_heads", "num_heads")
     if heads is None and not recurrent_only:
