@@ -51,7 +51,9 @@ class HeldReservation:
 class Arbiter:
     """Judges and reserves."""
 
-    def __init__(self, guard: MemoryGuardSpec) -> None:
+    def __init__(self, guard: MemoryGuardSpec, *, fused: bool = False) -> None:
+        """Start under a guard; `fused` says that engines have Metal's fused attention."""
+        self.fused = fused
         self._node_guard = guard
         self._engine_guards: Mapping[str, MemoryGuardSpec] = {}
         self._ledger = Ledger()
@@ -81,7 +83,8 @@ class Arbiter:
             chunk_tokens=request.chunk_tokens,
             rows=request.rows,
         )
-        return self.admit_prefill(request.engine, estimate_prefill(request.shape, case).peak_bytes)
+        estimate = estimate_prefill(request.shape, case, fused=self.fused)
+        return self.admit_prefill(request.engine, estimate.peak_bytes)
 
     def admit_prefill(self, engine: str, need_bytes: int) -> Reservation | Refusal:
         """Reserve bytes for one request of an engine, or say why not."""

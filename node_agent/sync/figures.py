@@ -1,0 +1,43 @@
+"""What one engine can hold now and ever, from its shape and the arbiter's room.
+
+Reads the arbiter and computes; changes nothing. Used by status reports and the load stream,
+so that both tell the same. Units: bytes, tokens.
+"""
+
+from manifests.estimate import estimate_bytes_per_token, estimate_tokens_that_fit
+from node_agent.memory.arbiter import Arbiter
+from node_agent.pool.base import EngineView
+from node_agent.sync.plan import EngineFigures
+
+DEFAULT_CHUNK_TOKENS = 512
+
+
+def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
+    """Return the figures of one engine; zeros for what is not known before it has its files."""
+    name = view.want.name
+    footprint = arbiter.engine_footprint_bytes(name) if view.pid is not None else 0
+    if view.files is None:
+        return EngineFigures(footprint_bytes=footprint)
+    shape = view.files.shape
+    limits = (view.want.spec.context.max_tokens, shape.context_tokens)
+    context = min((limit for limit in limits if limit), default=0)
+    chunk = DEFAULT_CHUNK_TOKENS if view.loaded is None else view.loaded.chunk_tokens
+    now_bytes, ever_bytes = arbiter.engine_room_bytes(name)
+    if view.loaded is None:
+        # The room is the machine's; what the weights will take is not in it yet.
+        weights = view.files.weights_bytes
+        now_bytes, ever_bytes = max(0, now_bytes - weights), max(0, ever_bytes - weights)
+    now_tokens, ever_tokens = (
+        min(
+            context,
+            estimate_tokens_that_fit(shape, room, chunk_tokens=max(1, chunk), fused=arbiter.fused),
+        )
+        for room in (now_bytes, ever_bytes)
+    )
+    return EngineFigures(
+        footprint_bytes=footprint,
+        kv_bytes_per_token=estimate_bytes_per_token(shape),
+        context_tokens=context,
+        tokens_fit_now=now_tokens,
+        tokens_fit_ever=ever_tokens,
+    )

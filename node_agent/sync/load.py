@@ -1,0 +1,66 @@
+"""The live figures that gateways route by.
+
+Builds a `LoadReport` from the pool and the arbiter on demand; streams nothing itself.
+"""
+
+from manifests.wire.report import EngineLoad, LoadReport
+from node_agent.memory.arbiter import Arbiter
+from node_agent.pool.base import EngineView, Pool
+from node_agent.sync.figures import observe_figures
+
+
+class LoadSource:
+    """Answers what this node could take right now."""
+
+    def __init__(self, node: str, instance: str, pool: Pool, arbiter: Arbiter) -> None:
+        self._node, self._instance = node, instance
+        self._pool, self._arbiter = pool, arbiter
+        self._sequence = 0
+        self._accepting = True
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the agent takes new requests."""
+        return self._accepting
+
+    def stop_accepting(self) -> None:
+        """Tell gateways to send nothing more. Mutates: the reports from now on."""
+        self._accepting = False
+
+    def report(self) -> LoadReport:
+        """Return the figures of this moment. Mutates: the sequence number."""
+        self._sequence += 1
+        state = self._arbiter.state()
+        return LoadReport(
+            node=self._node,
+            instance=self._instance,
+            sequence=self._sequence,
+            accepting=self._accepting,
+            pressure=state.pressure,
+            ceilings=state.ceilings,
+            used_bytes=state.used_bytes,
+            reserved_bytes=state.reserved_bytes,
+            headroom_bytes=state.headroom_bytes,
+            engines=tuple(self._engine(view) for view in self._pool.views()),
+        )
+
+    def _engine(self, view: EngineView) -> EngineLoad:
+        spec, figures = view.want.spec, observe_figures(self._arbiter, view)
+        return EngineLoad(
+            name=view.want.name,
+            model=spec.model,
+            aliases=tuple(spec.aliases),
+            phase=view.phase,
+            accepting=self._accepting and view.accepting,
+            running=view.running,
+            waiting=view.waiting,
+            max_running=spec.batching.max_running,
+            max_waiting=spec.batching.max_waiting,
+            context_tokens=figures.context_tokens,
+            kv_bytes_per_token=figures.kv_bytes_per_token,
+            tokens_fit_now=figures.tokens_fit_now,
+            tokens_fit_ever=figures.tokens_fit_ever,
+            prefill_tokens_per_second=view.prefill_tokens_per_second,
+            decode_tokens_per_second=view.decode_tokens_per_second,
+            fingerprint="" if view.files is None else view.files.fingerprint,
+        )

@@ -1,0 +1,237 @@
+"""The agent against the controller: watch what is bound here, run it, tell how it goes.
+
+The shell around `plan`: one loop converges the pool on the declared engines, another writes
+reports, so a slow controller never delays a start or a stop. Until the first list arrives
+nothing is stopped; when none arrives, the engines last wanted are served from disk.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from manifests.engine import Engine
+from manifests.guard import MemoryGuard, MemoryGuardSpec
+from manifests.meta import FleetObject
+from manifests.node import Node
+from manifests.wire.informer import Informer
+from manifests.wire.status import ApiError
+from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.guards import select_guard
+from node_agent.pool.base import EngineWant, Pool
+from node_agent.sync.cached_wants import load_engines, save_engines
+from node_agent.sync.client import ApiClient
+from node_agent.sync.figures import observe_figures
+from node_agent.sync.lease import LeaseKeeper, NodeSources, NodeTakenError
+from node_agent.sync.occurrences import Seen, look, plan_occurrences
+from node_agent.sync.plan import SyncPlan, plan_stopped, plan_sync, plan_wanted
+from node_agent.sync.register import NodeFacts, NodeNow
+from node_agent.sync.reporter import Reporter, ReportRules
+
+_LOG = structlog.get_logger(__name__)
+_T = TypeVar("_T", bound=FleetObject)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """Units: seconds. `tick_seconds` is how often figures are looked at."""
+
+    wants_file: Path
+    default_guard: MemoryGuardSpec = field(default_factory=MemoryGuardSpec)
+    first_list_seconds: float = 5.0
+    tick_seconds: float = 1.0
+    retry_seconds: float = 2.0
+    rules: ReportRules = field(default_factory=ReportRules)
+
+
+class Sync:
+    """Keeps this node and the declared engines the same."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        facts: NodeFacts,
+        pool: Pool,
+        arbiter: Arbiter,
+        settings: SyncSettings,
+    ) -> None:
+        self._facts, self._pool, self._arbiter = facts, pool, arbiter
+        self._settings = settings
+        node = facts.name
+        self._engines = Informer(client, "engines", field_selector=f"spec.node={node}")
+        self._nodes = Informer(client, "nodes", field_selector=f"metadata.name={node}")
+        self._guards = Informer(client, "memoryguards")
+        self.lease = LeaseKeeper(
+            client, facts, NodeSources(state=self._node_now, newest=self._newest_node)
+        )
+        self._reporter = Reporter(client, node, settings.rules)
+        self._changed, self._to_report = asyncio.Event(), asyncio.Event()
+        self._saved: Mapping[str, Engine] = {}
+        self._wanted: Mapping[str, EngineWant] | None = None
+        self._on_disk: Mapping[str, EngineWant] | None = None
+        self._seen: Mapping[str, Seen] = {}
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises NodeTakenError, alone, when the name is another's."""
+        for informer in (self._engines, self._nodes, self._guards):
+            informer.subscribe(lambda _name: self._changed.set())
+        self._pool.on_change(self._pool_changed)
+        loops = (
+            self._engines.run(),
+            self._nodes.run(),
+            self._guards.run(),
+            self.lease.run(),
+            self._converge_loop(),
+            self._wake_on_first_lists(),
+            self._report_loop(),
+        )
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def begin_stop(self) -> None:
+        """Say from now on that this node takes no work. Mutates: the lease's words."""
+        self._stopping = True
+        self.lease.hurry()
+
+    async def say_stopped(self, seconds: float = 3.0) -> None:
+        """Tell the fleet that node and engines are stopped; best effort, for a moment."""
+        if not self.lease.registered:
+            return
+        reports = plan_stopped(self._declared(), self._facts.name, time.time())
+        self._stopping = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.lease.renew()
+                await self._reporter.write(SyncPlan(reports=reports), time.time())
+        except (ApiError, OSError, NodeTakenError) as fault:
+            _LOG.info("could not tell the controller of the stop", fault=str(fault))
+
+    @property
+    def connected(self) -> bool:
+        """Whether the controller answers."""
+        return self._engines.connected
+
+    def _pool_changed(self) -> None:
+        views = self._pool.views()
+        self._reporter.note(plan_occurrences(self._seen, views))
+        self._seen = look(views)
+        self._to_report.set()
+
+    async def _converge_loop(self) -> None:
+        await self._start_from_disk_unless_listed()
+        while True:
+            self._changed.clear()
+            self._converge()
+            await self._changed.wait()
+
+    async def _wake_on_first_lists(self) -> None:
+        """Converge after each first list; an empty one changes no object and tells nobody."""
+        for informer in (self._engines, self._guards, self._nodes):
+            await informer.wait_synced()
+            self._changed.set()
+        await asyncio.Event().wait()
+
+    async def _start_from_disk_unless_listed(self) -> None:
+        """Give the controller a moment to say what runs here, else go on as before."""
+        try:
+            async with asyncio.timeout(self._settings.first_list_seconds):
+                await self._engines.wait_synced()
+        except TimeoutError:
+            engines = load_engines(self._settings.wants_file, self._facts.name)
+            self._saved = {item.metadata.name or "": item for item in engines}
+            _LOG.warning(
+                "no answer from the controller; serving what ran last", engines=len(engines)
+            )
+
+    def _converge(self) -> None:
+        """Hand the pool what is declared, and the arbiter the guards."""
+        self._follow_guards()
+        if not self._engines.synced and not self._saved:
+            return
+        engines = self._declared()
+        wanted = plan_wanted(engines.values(), self._facts.name)
+        if wanted != self._wanted:
+            _LOG.info("engines wanted here", engines=sorted(wanted))
+            self._wanted = wanted
+            self._pool.set_wanted(wanted)
+        self._save(wanted, engines)
+        self._to_report.set()
+
+    def _declared(self) -> Mapping[str, Engine]:
+        if not self._engines.synced:
+            return self._saved
+        return _only(self._engines.objects, Engine)
+
+    def _save(self, wanted: Mapping[str, EngineWant], engines: Mapping[str, Engine]) -> None:
+        if not self._engines.synced or wanted == self._on_disk:
+            return
+        try:
+            kept = [engines[name] for name in sorted(wanted)]
+            save_engines(self._settings.wants_file, self._facts.name, kept)
+            self._on_disk = wanted
+        except OSError as fault:
+            _LOG.warning("could not save what is wanted here", fault=str(fault))
+
+    def _follow_guards(self) -> None:
+        if not self._guards.synced:
+            return
+        guards = _only(self._guards.objects, MemoryGuard)
+        node = self._newest_node()
+        labels = self._facts.all_labels if node is None else node.metadata.labels
+        named = {name: engine.spec.memory_guard for name, engine in self._declared().items()}
+        self._arbiter.set_guards(
+            select_guard(guards.values(), labels, self._settings.default_guard),
+            {
+                engine: guards[guard].spec
+                for engine, guard in named.items()
+                if guard is not None and guard in guards
+            },
+        )
+
+    async def _report_loop(self) -> None:
+        while True:
+            await _wait(self._to_report, self._settings.tick_seconds)
+            self._to_report.clear()
+            if not self._engines.synced:
+                continue
+            try:
+                await self._reporter.write(self._plan(), time.time())
+            except (ApiError, OSError) as fault:
+                _LOG.warning("could not report", fault=str(fault))
+                await asyncio.sleep(self._settings.retry_seconds)
+
+    def _plan(self) -> SyncPlan:
+        views = self._pool.views()
+        figures = {view.want.name: observe_figures(self._arbiter, view) for view in views}
+        return plan_sync(self._declared(), views, figures, self._facts.name, time.time())
+
+    def _node_now(self) -> NodeNow:
+        return NodeNow(self._arbiter.state(), len(self._pool.views()), self._stopping)
+
+    def _newest_node(self) -> Node | None:
+        found = self._nodes.objects.get(self._facts.name)
+        return found if isinstance(found, Node) else None
+
+
+def _only(objects: Mapping[str, FleetObject], kind: type[_T]) -> Mapping[str, _T]:
+    return {name: item for name, item in objects.items() if isinstance(item, kind)}
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
