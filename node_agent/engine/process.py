@@ -156,6 +156,8 @@ async def serve(fd: int) -> int:
     """Run the engine on an inherited socket until it ends; return the exit code."""
     loop = asyncio.get_running_loop()
     mailbox, board = Mailbox(), Board()
+    # A compiler that MLX starts must not hold the socket open after this process died.
+    os.set_inheritable(fd, False)
     _, protocol = await loop.create_unix_connection(
         lambda: EngineSocket(mailbox, board), sock=socket.socket(fileno=fd)
     )
