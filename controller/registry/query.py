@@ -50,11 +50,15 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class WatchQuery:
-    """What a watch asks for. `initial_events` sends what exists first and marks its end."""
+    """What a watch asks for.
+
+    `initial_events` True sends what exists first and marks its end, False sends none of it,
+    None sends it only when no resourceVersion is given.
+    """
 
     selector: Selector = EVERYTHING
     resource_version: str = ""
-    initial_events: bool = False
+    initial_events: bool | None = None
     bookmarks: bool = True
 
 
@@ -116,7 +120,9 @@ async def watch_kind(
 ) -> AsyncGenerator[WatchEvent, None]:
     """Yield what happens to matching objects. Raises: ApiError 400, 410."""
     version = parse_version(query.resource_version)
-    if query.initial_events or not version:
+    if not version and query.initial_events is False:
+        version = await store.revision()
+    elif query.initial_events or not version:
         if version > await store.revision():
             raise refusals.expired(f"resourceVersion {version} does not exist yet")
         listed = await list_kind(store, kind, ListQuery(query.selector))

@@ -1,0 +1,226 @@
+"""What tables show of each kind. Pure.
+
+A column reads one cell from a JSON-shaped object; `now` is passed for ages. Priority 0 is
+always shown, 1 only with `-o wide`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manifests.meta import Condition, ConditionStatus
+from manifests.times import parse_time
+from manifests.units import format_bytes, format_duration
+from manifests.wire.listwatch import RawObject
+
+Cell = str | int | None
+Read = Callable[[RawObject, float], Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `type` is OpenAPI's."""
+
+    name: str
+    read: Read
+    priority: int = 0
+    type: str = "string"
+    format: str = ""
+    description: str = ""
+
+
+def dig(obj: RawObject, *path: str) -> Any:
+    """Return the value at a path, or None."""
+    value: Any = obj
+    for part in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _at(*path: str) -> Read:
+    return lambda obj, _now: dig(obj, *path)
+
+
+def _bytes_at(*path: str) -> Read:
+    def read(obj: RawObject, _now: float) -> Cell:
+        value = dig(obj, *path)
+        return format_bytes(value) if isinstance(value, int) and value else None
+
+    return read
+
+
+def _age(obj: RawObject, now: float) -> Cell:
+    return _since(dig(obj, "metadata", "creationTimestamp"), now)
+
+
+def _since(text: Any, now: float) -> Cell:
+    seen = parse_time(text) if isinstance(text, str) else None
+    return "<unknown>" if seen is None else format_duration(now - seen)
+
+
+def _conditions(obj: RawObject) -> list[Condition]:
+    found = dig(obj, "status", "conditions") or ()
+    return [Condition.model_validate(item) for item in found]
+
+
+def _condition(obj: RawObject, type_: str) -> Condition | None:
+    return next((item for item in _conditions(obj) if item.type == type_), None)
+
+
+def _model_ready(obj: RawObject, _now: float) -> Cell:
+    ready = dig(obj, "status", "readyReplicas") or 0
+    return f"{ready}/{dig(obj, 'spec', 'replicas')}"
+
+
+def _model_source(obj: RawObject, _now: float) -> Cell:
+    source = dig(obj, "spec", "source") or {}
+    if source.get("path"):
+        return str(source["path"])
+    revision = source.get("revision")
+    return f"{source.get('hub')}@{revision}" if revision else source.get("hub")
+
+
+def _model_status(obj: RawObject, _now: float) -> Cell:
+    if "deletionTimestamp" in obj["metadata"]:
+        return "Terminating"
+    ready = _condition(obj, "Ready")
+    if ready is None:
+        return "Unknown"
+    return "Ready" if ready.status is ConditionStatus.TRUE else ready.reason
+
+
+def _engine_phase(obj: RawObject, _now: float) -> Cell:
+    if "deletionTimestamp" in obj["metadata"]:
+        return "Terminating"
+    phase, reason = dig(obj, "status", "phase"), dig(obj, "status", "reason")
+    done, total = dig(obj, "status", "progress", "done"), dig(obj, "status", "progress", "total")
+    if phase in {"Downloading", "Loading"} and done and total:
+        return f"{phase} {100 * done // total}%"
+    return f"{phase} ({reason})" if phase == "Failed" and reason else phase
+
+
+def _node_status(obj: RawObject, _now: float) -> Cell:
+    ready = _condition(obj, "Ready")
+    words = ["Unknown"]
+    if ready is not None and ready.status is not ConditionStatus.UNKNOWN:
+        words = ["Ready" if ready.status is ConditionStatus.TRUE else "NotReady"]
+    words += [
+        item.type
+        for item in _conditions(obj)
+        if item.type != "Ready" and item.status is ConditionStatus.TRUE
+    ]
+    if dig(obj, "spec", "unschedulable"):
+        words.append("SchedulingDisabled")
+    return ",".join(words)
+
+
+def _node_ceiling(obj: RawObject, _now: float) -> Cell:
+    hard = dig(obj, "status", "ceilings", "hardBytes")
+    if not hard:
+        return None
+    return f"{format_bytes(hard)} ({dig(obj, 'status', 'ceilings', 'binding')})"
+
+
+def _selector(obj: RawObject, _now: float) -> Cell:
+    labels = dig(obj, "spec", "nodeSelector") or {}
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "<all>"
+
+
+def _node_count(obj: RawObject, _now: float) -> Cell:
+    return len(dig(obj, "status", "nodes") or ())
+
+
+def _hot_size(obj: RawObject, _now: float) -> Cell:
+    return _text(dig(obj, "spec", "hot", "size"))
+
+
+def _ssd_size(obj: RawObject, _now: float) -> Cell:
+    return _text(dig(obj, "spec", "ssd", "size"))
+
+
+def _text(value: Any) -> Cell:
+    return "<off>" if value is None else str(value)
+
+
+def _event_object(obj: RawObject, _now: float) -> Cell:
+    about = obj.get("involvedObject") or {}
+    return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
+
+
+def _event_seen(obj: RawObject, now: float) -> Cell:
+    return _since(obj.get("lastTimestamp") or dig(obj, "metadata", "creationTimestamp"), now)
+
+
+NAME = Column("Name", _at("metadata", "name"), format="name", description="name of the object")
+AGE = Column("Age", _age, description="time since creation")
+
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "Model": (
+        NAME,
+        Column("Ready", _model_ready, description="ready copies of declared ones"),
+        Column("Status", _model_status, description="Ready, or the reason why not"),
+        Column("Source", _model_source),
+        AGE,
+        Column("Guard", _at("spec", "memoryGuard"), 1),
+        Column("Cache", _at("spec", "cacheBudget"), 1),
+        Column("Weights", _bytes_at("status", "weightsBytes"), 1),
+        Column("Context", _at("status", "contextTokens"), 1, type="integer"),
+    ),
+    "Engine": (
+        NAME,
+        Column("Model", _at("spec", "model")),
+        Column("Node", _at("spec", "node")),
+        Column("Phase", _engine_phase),
+        Column("Restarts", _at("status", "restarts"), type="integer"),
+        AGE,
+        Column("Footprint", _bytes_at("status", "footprintBytes"), 1),
+        Column("Fits-Now", _at("status", "tokensFitNow"), 1, type="integer"),
+        Column("Running", _at("status", "running"), 1, type="integer"),
+        Column("Waiting", _at("status", "waiting"), 1, type="integer"),
+        Column("Revision", _at("spec", "revision"), 1),
+        Column("Message", _at("status", "message"), 1),
+    ),
+    "Node": (
+        NAME,
+        Column("Status", _node_status),
+        Column("Pressure", _at("status", "pressure")),
+        Column("Ceiling", _node_ceiling, description="the least limit, and which one binds"),
+        Column("Used", _bytes_at("status", "usedBytes")),
+        Column("Headroom", _bytes_at("status", "headroomBytes")),
+        Column("Engines", _at("status", "engines"), type="integer"),
+        AGE,
+        Column("Capacity", _bytes_at("status", "capacityBytes"), 1),
+        Column("Chip", _at("status", "info", "chip"), 1),
+        Column("Address", _at("status", "address"), 1),
+        Column("Agent", _at("status", "info", "agentVersion"), 1),
+    ),
+    "MemoryGuard": (
+        NAME,
+        Column("Tier", _at("spec", "tier")),
+        Column("Margin", _at("spec", "prefillTransientMargin")),
+        Column("Nodes", _node_count, type="integer"),
+        AGE,
+        Column("Selector", _selector, 1),
+        Column("Custom-Ceiling", _at("spec", "customCeiling"), 1),
+    ),
+    "CacheBudget": (
+        NAME,
+        Column("SSD", _ssd_size),
+        Column("Hot", _hot_size),
+        Column("Nodes", _node_count, type="integer"),
+        AGE,
+        Column("Selector", _selector, 1),
+        Column("Isolation", _at("spec", "isolation"), 1),
+    ),
+    "Event": (
+        Column("Last Seen", _event_seen),
+        Column("Type", _at("type")),
+        Column("Reason", _at("reason")),
+        Column("Object", _event_object),
+        Column("Message", _at("message")),
+        Column("Count", _at("count"), 1, type="integer"),
+        Column("Name", _at("metadata", "name"), 1, format="name"),
+    ),
+}
