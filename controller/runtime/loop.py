@@ -45,7 +45,7 @@ class Controller:
     ) -> None:
         """`keys` lists what a periodic resync enqueues."""
         self.name = name
-        self.queue = queue or WorkQueue()
+        self.queue = WorkQueue() if queue is None else queue
         self._reconcile, self._keys = reconcile, keys
         self._resync_seconds = resync_seconds
         self.passes = 0
