@@ -1,0 +1,51 @@
+from typing import Any, cast
+
+from controller.reconcile.garbage_plan import Verdict, plan_event_expiry, plan_garbage
+from manifests.event import Event
+from manifests.meta import FleetObject
+from manifests.scheme import parse_object
+
+API = "mlxfleet.dev/v1alpha1"
+KEEP, DELETE = Verdict(delete=False), Verdict(delete=True)
+
+
+def owned(*owners: tuple[str, str], terminating: bool = False, api: str = API) -> FleetObject:
+    meta: dict[str, Any] = {
+        "name": "e",
+        "ownerReferences": [
+            {"apiVersion": api, "kind": kind, "name": "x", "uid": uid} for kind, uid in owners
+        ],
+    }
+    if terminating:
+        meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    spec = {"model": "m", "node": "n", "revision": "r", "source": {"path": "/x"}}
+    return parse_object({"apiVersion": API, "kind": "Engine", "metadata": meta, "spec": spec})
+
+
+def test_an_object_goes_when_every_owner_is_gone() -> None:
+    both = owned(("Model", "u1"), ("Model", "u2"))
+    assert plan_garbage(both, {"u1": False, "u2": False}) == DELETE
+    assert plan_garbage(both, {"u1": False, "u2": True}) == KEEP
+
+
+def test_an_object_without_owners_or_already_leaving_is_left_alone() -> None:
+    assert plan_garbage(owned(), {}) == KEEP
+    assert plan_garbage(owned(("Model", "u1"), terminating=True), {"u1": False}) == KEEP
+
+
+def test_an_owner_that_is_not_ours_to_judge_counts_as_alive() -> None:
+    assert plan_garbage(owned(("Deployment", "u1")), {"u1": False}) == KEEP
+    assert plan_garbage(owned(("Model", "u1"), api="apps/v1"), {"u1": False}) == KEEP
+
+
+def test_an_event_is_kept_for_its_time_since_it_last_happened() -> None:
+    raw = {
+        "apiVersion": API,
+        "kind": "Event",
+        "metadata": {"name": "e"},
+        "firstTimestamp": "1970-01-01T00:00:10Z",
+        "lastTimestamp": "1970-01-01T00:01:40Z",
+    }
+    event = cast(Event, parse_object(raw))
+    assert plan_event_expiry(event, 3600, 1000) == Verdict(False, 2700)
+    assert plan_event_expiry(event, 3600, 3700) == DELETE
