@@ -1,0 +1,31 @@
+"""`python -m controller`: parse the command line, run, and say in one line why it cannot."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from controller.app import run_controller
+from controller.http_server import AddressInUseError, bind
+from controller.log_setup import configure_logging
+from controller.settings import parse_settings
+from controller.store.base import StoreUnreadableError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the controller and return its exit code."""
+    settings = parse_settings(arguments)
+    configure_logging(settings.log_format)
+    try:
+        bound = bind(settings.listen)
+        with bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_controller(settings, bound))
+    except (AddressInUseError, StoreUnreadableError, OSError) as fault:
+        sys.stderr.write(f"controller: {fault}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""One HTTP server on one bound socket. Knows uvicorn; the app decides when it stops."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from controller.settings import Listen
+
+# Longer than clients keep idle connections, so that none closes under a request just sent.
+_KEEP_ALIVE_SECONDS = 75
+
+
+class AddressInUseError(Exception):
+    """The address cannot be listened on; the message is for the person who started us."""
+
+
+def bind(listen: Listen) -> socket.socket:
+    """Return a listening-ready socket. Raises: AddressInUseError."""
+    try:
+        found = socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as fault:
+        raise AddressInUseError(f"cannot listen on {listen.host}: {fault}") from fault
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    with contextlib.ExitStack() as undo:
+        undo.callback(bound.close)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind(address)
+            # Listening here, not later, is what makes a second listener fail now.
+            bound.listen(2048)
+        except OSError as fault:
+            raise AddressInUseError(
+                f"cannot listen on {listen.host} port {listen.port}: {fault.strerror}; stop what "
+                f"uses it or choose another --listen HOST:PORT"
+            ) from fault
+        bound.setblocking(False)
+        undo.pop_all()
+    return bound
+
+
+def base_url(bound: socket.socket) -> str:
+    """Return the URL under which a bound socket is reached from this machine."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """A server that leaves signals to the app."""
+
+    def __init__(self, app: ASGIApp, grace_seconds: int) -> None:
+        """Give requests `grace_seconds` to finish once `should_exit` is set."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=grace_seconds,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no handlers."""
+        yield
