@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manifests.engine import EnginePhase
-from manifests.event import Event, EventSource, ObjectReference
-from manifests.meta import API_VERSION, ObjectMeta
+from manifests.event import ObjectReference
+from manifests.meta import API_VERSION
 from manifests.times import format_time
 from manifests.units import format_bytes
+from manifests.wire.listwatch import RawObject
 from node_agent.pool.base import EngineView
 
 
@@ -75,34 +76,34 @@ def _about(
     return Occurrence("Engine", view.want.name, view.want.uid, type_, reason, message)
 
 
-def build_event(occurrence: Occurrence, node: str, now: float) -> Event:
+def build_event(occurrence: Occurrence, node: str, now: float) -> RawObject:
     """Return the object of a first occurrence; its name is the same for every repeat."""
     key = f"{occurrence.uid}/{occurrence.type}/{occurrence.reason}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    stamp = format_time(now)
-    return Event(
-        metadata=ObjectMeta(name=f"{occurrence.name[:200].rstrip('-.')}.{digest}"),
-        involved_object=ObjectReference(
-            kind=occurrence.kind,
-            name=occurrence.name,
-            uid=occurrence.uid,
-            api_version=API_VERSION,
-        ),
-        type=occurrence.type,
-        reason=occurrence.reason,
-        message=occurrence.message[:1000],
-        count=1,
-        first_timestamp=stamp,
-        last_timestamp=stamp,
-        source=EventSource(component="node-agent", host=node),
+    about = ObjectReference(
+        kind=occurrence.kind, name=occurrence.name, uid=occurrence.uid, api_version=API_VERSION
     )
+    stamp = format_time(now)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Event",
+        "metadata": {"name": f"{occurrence.name[:200].rstrip('-.')}.{digest}"},
+        "involvedObject": about.model_dump(mode="json", by_alias=True),
+        "type": occurrence.type,
+        "reason": occurrence.reason,
+        "message": occurrence.message[:1000],
+        "count": 1,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "source": {"component": "node-agent", "host": node},
+    }
 
 
-def plan_repeat(existing: Mapping[str, object], event: Event) -> dict[str, object]:
+def plan_repeat(existing: RawObject, event: RawObject) -> RawObject:
     """Return the patch that counts a repeat."""
     count = existing.get("count")
     return {
         "count": (count if isinstance(count, int) else 1) + 1,
-        "lastTimestamp": event.last_timestamp,
-        "message": event.message,
+        "lastTimestamp": event["lastTimestamp"],
+        "message": event["message"],
     }

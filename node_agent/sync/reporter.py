@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from manifests.scheme import dump_object
 from manifests.wire.status import ApiError
 from node_agent.sync.client import ApiClient
 from node_agent.sync.occurrences import Occurrence, build_event, plan_repeat
@@ -82,10 +81,10 @@ class Reporter:
     async def _post(self, occurrence: Occurrence, now: float) -> None:
         """Create an event or count a repeat; an event the API refuses is dropped."""
         event = build_event(occurrence, self._node, now)
-        name = event.metadata.name or ""
+        name = event["metadata"]["name"]
         try:
             try:
-                await self._client.create("events", dump_object(event))
+                await self._client.create("events", event)
             except ApiError as fault:
                 if fault.code != 409:
                     raise
