@@ -11,6 +11,8 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.sse import Usage
 from manifests.errors import Code, Refusal, Retryable
 
+_STALE_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -68,7 +70,7 @@ class History:
 
     attempts: int
     faults: int
-    stale_retries: int
+    stale: int
     elapsed_seconds: float
 
 
@@ -116,7 +118,7 @@ def plan_next(ending: Ending, history: History, settings: GatewaySettings) -> Ne
         return Next.DONE
     if history.elapsed_seconds >= settings.retry_deadline_seconds:
         return Next.GIVE_UP
-    if isinstance(ending, Lost) and ending.stale and history.stale_retries == 0:
+    if isinstance(ending, Lost) and ending.stale and history.stale <= _STALE_MAX:
         return Next.SAME
     if history.attempts >= settings.max_attempts or history.faults >= settings.max_faults:
         return Next.GIVE_UP

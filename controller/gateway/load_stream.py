@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from controller.gateway.endpoints import NodeReport
 from controller.gateway.health import Health, Phase, StreamEvent, transition
+from controller.gateway.link_watch import watch_link
 from manifests.wire.report import LOAD_PATH, LoadReport
 
 _LOG = structlog.get_logger(__name__)
@@ -92,7 +93,8 @@ class LoadStream:
         )
         try:
             async with session.get(self.address + LOAD_PATH, timeout=timeout) as response:
-                await self._read_lines(response)
+                with watch_link(response):
+                    await self._read_lines(response)
         except TimeoutError:
             return StreamEvent.SILENT
         except (aiohttp.ClientError, OSError, ValueError, StreamFaultError) as fault:

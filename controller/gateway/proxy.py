@@ -68,7 +68,7 @@ class _Course:
     noes: list[Refused | Lost] = field(default_factory=list)
     attempts: int = 0
     faults: int = 0
-    stale_retries: int = 0
+    stale: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Proxy:
         course.tried.add(endpoint.key)
         if not (isinstance(ending, Lost) and (ending.stale or ending.unreachable)):
             course.attempts += 1
-        course.stale_retries += isinstance(ending, Lost) and ending.stale
+        course.stale += isinstance(ending, Lost) and ending.stale
         course.faults += counts_as_fault(ending)
         if isinstance(ending, Refused | Lost):
             course.noes.append(ending)
@@ -190,7 +190,7 @@ class Proxy:
 
     def _history(self, exchange: Exchange, course: _Course) -> History:
         elapsed = self._clock() - exchange.started_seconds
-        return History(course.attempts, course.faults, course.stale_retries, elapsed)
+        return History(course.attempts, course.faults, course.stale, elapsed)
 
     async def _end(self, exchange: Exchange, ending: Ending) -> Ending:
         if isinstance(ending, Broken):

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from controller.gateway.attempts import Lost, lost
+from controller.gateway.link_watch import watch_link
 from controller.gateway.settings import GatewaySettings
 
 _WARNED_BODY_BYTES = 1024 * 1024
@@ -92,7 +93,8 @@ class Upstream:
                 allow_redirects=False,
                 trace_request_ctx=trail,
             )
-            yield response
+            with watch_link(response):
+                yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as fault:
             headless = response is None
             raise UpstreamError(_explain(fault, reused=trail.reused and headless)) from fault
