@@ -136,7 +136,7 @@ def _missing(raw: Mapping[str, Any], name: str, hint: str) -> FieldError:
 def _check_name_is_set(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     """Demand metadata.name; its form is checked with the other fields."""
     metadata = raw.get("metadata", {})
-    if isinstance(metadata, Mapping) and metadata.get("name", "") == "":
+    if isinstance(metadata, Mapping) and metadata.get("name") in (None, ""):
         hint = "add metadata.name"
         if "generateName" in metadata:
             hint = "generateName alone does not identify an object; add metadata.name"

@@ -88,8 +88,18 @@ def test_a_wrong_quantity_is_refused_with_a_hint(text: str | int, hint: str) -> 
 
 @pytest.mark.parametrize(
     ("text", "expected_seconds"),
-    [("90s", 90), ("5m", 300), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2d", 172800)]
-    + [("0", 0), ("0s", 0), ("1d12h", 129600), ("36500d", 36500 * 86400)],
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("0", 0),
+        ("0s", 0),
+        ("1d12h", 129600),
+        ("36500d", 36500 * 86400),
+    ],
 )
 def test_a_duration_means_the_seconds_of_its_parts(text: str, expected_seconds: float) -> None:
     assert parse_duration(text) == expected_seconds
