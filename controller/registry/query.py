@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -190,7 +190,8 @@ async def _steps(
             if not pending.done():
                 yield None
                 continue
-            change, pending = pending.result(), None
+            done, pending = pending, None
+            change = done.result()
             if change is None:
                 return
             yield change
@@ -205,8 +206,7 @@ async def _steps(
     finally:
         if pending is not None:
             pending.cancel()
-            with suppress(asyncio.CancelledError):
-                await pending
+            await asyncio.gather(pending, return_exceptions=True)
         await cast(AsyncGenerator[Change, None], changes).aclose()
 
 
