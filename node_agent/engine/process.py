@@ -143,12 +143,17 @@ class EngineSocket(asyncio.Protocol):
 def import_keeping_file_limit(module: str) -> ModuleType:
     """Import a module and undo what its imports did to the limit on open files.
 
-    `import mlx_lm` sets it to (2048, 4096); only root can raise the hard limit again.
+    `import mlx_lm` sets it to (2048, 4096). Where raising the hard limit again is not allowed,
+    the soft limit goes back as far as it can.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     imported = importlib.import_module(module)
-    with contextlib.suppress(ValueError, OSError):
+    _, lowered = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, lowered), lowered))
     return imported
 
 
