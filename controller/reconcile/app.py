@@ -124,6 +124,9 @@ class Reconcilers:
 
     def _node_changed(self, name: str) -> None:
         self.nodes.enqueue(name)
+        if self.fleet.health.get(name) in {NodeHealth.EXPIRED, NodeHealth.LOST}:
+            # A return is worth knowing before the next tick: work may be waiting for the node.
+            self._watch.tick()
         node = self.fleet.node(name)
         view = None if node is None else _coarse(observe_node(node, NodeHealth.FRESH))
         if view != self._node_news.get(name):
