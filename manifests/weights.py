@@ -16,7 +16,15 @@ from manifests.architecture import read_shape
 from manifests.safetensors_header import Header, WeightsError, read_header
 from manifests.shape import ModelShape
 
-__all__ = ["Weights", "WeightsError", "inspect_directory", "read_config", "read_weights"]
+__all__ = [
+    "WEIGHTS_PATTERN",
+    "Weights",
+    "WeightsError",
+    "dominant_dtype_bytes",
+    "inspect_directory",
+    "read_config",
+    "read_weights",
+]
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -76,21 +84,26 @@ def read_weights(directory: Path) -> Weights:
     """
     read_config(directory)
     headers = {path: read_header(path) for path in _weight_files(directory)}
-    float_bytes: Counter[str] = Counter()
-    total_bytes = tensors = 0
+    sizes: Counter[str] = Counter()
     for header in headers.values():
         for tensor in header.tensors:
-            total_bytes += tensor.size_bytes
-            tensors += 1
-            if tensor.dtype in FLOAT_BYTES:
-                float_bytes[tensor.dtype] += tensor.size_bytes
-    dominant = max(float_bytes, key=lambda dtype: (float_bytes[dtype], dtype), default=None)
+            sizes[tensor.dtype] += tensor.size_bytes
     return Weights(
-        bytes=total_bytes,
-        tensors=tensors,
-        dtype_bytes=FLOAT_BYTES[dominant] if dominant else None,
+        bytes=sizes.total(),
+        tensors=sum(len(header.tensors) for header in headers.values()),
+        dtype_bytes=dominant_dtype_bytes(sizes),
         fingerprint=_fingerprint(directory, headers),
     )
+
+
+def dominant_dtype_bytes(sizes: Mapping[str, int]) -> int | None:
+    """Return the element size of the float type with the most bytes, None without floats.
+
+    Units: `sizes` are the bytes stored in each safetensors dtype.
+    """
+    floats = [dtype for dtype in sizes if dtype in FLOAT_BYTES]
+    dominant = max(floats, key=lambda dtype: (sizes[dtype], dtype), default=None)
+    return FLOAT_BYTES[dominant] if dominant else None
 
 
 def _weight_files(directory: Path) -> list[Path]:
