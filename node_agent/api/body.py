@@ -1,8 +1,8 @@
 """Reads a request's JSON body within a size limit, which is checked before parsing."""
 
-import json
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from manifests.errors import Code, Refusal, RequestError
@@ -21,8 +21,8 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
         if len(chunks) > max_bytes:
             raise _too_large(max_bytes)
     try:
-        body = json.loads(bytes(chunks))
-    except (ValueError, RecursionError):
+        body = msgspec.json.decode(chunks)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # No chained cause: the parser's message would carry the client's text into the log.
         message = "The body is not valid JSON."
         raise RequestError(Refusal(Code.INVALID_JSON, message)) from None

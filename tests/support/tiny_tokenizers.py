@@ -3,8 +3,8 @@
 - `byte_level`: GPT-2 style; no start token; the template writes role marks.
 - `fallback`: SentencePiece style with byte fallback (Llama); the tokenizer adds a start token by
   itself and the template writes it too.
-- `metaspace`: SentencePiece style without byte fallback; the tokenizer adds a start token by itself and
-  the template does not write one.
+- `metaspace`: SentencePiece style without byte fallback; the tokenizer adds a start token by
+  itself and the template does not write one.
 """
 
 import json
