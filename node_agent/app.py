@@ -39,8 +39,7 @@ from node_agent.server import (
     plan_address,
 )
 from node_agent.settings import AgentSettings
-from node_agent.sources.inspector import SourceInspector
-from node_agent.sources.resolver import LocalResolver
+from node_agent.sources.resolver import Sources
 from node_agent.stopping import StopSignals
 from node_agent.sync.client import ApiClient
 from node_agent.sync.identity import load_identity
@@ -116,9 +115,9 @@ def build_agent(
     info = host.info()
     port = int(sock.getsockname()[1])
     facts = describe_node(settings, info, load_identity(data.path, info.machine_id), port)
+    sources = Sources()
     pool = EnginePool(
-        PoolSettings(log_directory=data.logs, launcher=Launcher(preload=find_openblas())),
-        LocalResolver(),
+        PoolSettings(log_directory=data.logs, launcher=Launcher(preload=find_openblas())), sources
     )
     arbiter = Arbiter(settings.guard, fused=info.os == "darwin")
     load = LoadSource(facts.name, facts.instance, pool, arbiter)
@@ -130,7 +129,7 @@ def build_agent(
             pool=pool,
             admission=arbiter,
             texts=texts,
-            inspector=SourceInspector(),
+            inspector=sources,
             load=load,
             registry=registry,
             monotonic=time.monotonic,

@@ -48,7 +48,7 @@ class LeaseClock:
     epoch: Callable[[], float] = time.time
     random: Callable[[], float] = random.random
     retry_least_seconds: float = 0.5
-    retry_most_seconds: float = 10.0
+    retry_most_seconds: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
