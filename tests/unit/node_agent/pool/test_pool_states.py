@@ -188,7 +188,8 @@ def test_an_engine_unwanted_while_it_is_being_killed_does_not_return():
 
 def test_an_old_failure_does_not_lead_a_later_drain_astray():
     state, _ = transition(at(Phase.LOADING), LoadFailedSeen("bad"), NOW)
-    for event in (Exited("exit code 3"), Tick(), Resolved(), HelloSeen(), LoadedSeen()):
+    state, _ = transition(state, Exited("exit code 3"), NOW)
+    for event in (Tick(), Resolved(), HelloSeen(), LoadedSeen()):
         state, _ = transition(state, event, NOW + 1000)
     assert (state.phase, state.reason, state.message) == (Phase.READY, "", "")
     state, _ = transition(state, Unwanted(30), NOW + 1000)
