@@ -1,0 +1,73 @@
+"""The routing facts of a body, and what it takes to refuse one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.gateway.peek import Peeked, peek, shown_name
+from manifests.errors import Code, Refusal
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def peeked(**fields: Any) -> Peeked:
+    result = peek(body(**fields))
+    assert isinstance(result, Peeked)
+    return result
+
+
+def refused(raw: bytes) -> Refusal:
+    result = peek(raw)
+    assert isinstance(result, Refusal)
+    return result
+
+
+def test_only_the_routing_facts_are_read() -> None:
+    result = peeked(stream=True, stream_options={"include_usage": True}, tools=[{"x": 1}])
+    assert result == Peeked("m", True, True, 0, None)
+
+
+def test_prompt_tokens_are_estimated_from_the_bytes_of_the_prompt_alone() -> None:
+    assert peeked(prompt="x" * 398).prompt_tokens == 100
+    assert peeked(messages=[], tools="x" * 4000).prompt_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "cap"),
+    [
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 7}, 7),
+        ({"max_completion_tokens": 7, "max_tokens": 50}, 7),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": "many"}, None),
+        ({"max_tokens": True}, None),
+    ],
+)
+def test_the_newer_name_of_the_token_cap_wins(fields: dict[str, Any], cap: int | None) -> None:
+    assert peeked(**fields).max_tokens == cap
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"a":' * 9999])
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    assert refused(raw).code is Code.INVALID_JSON
+
+
+@pytest.mark.parametrize("model", [None, "", 3, ["m"]])
+def test_a_missing_or_odd_model_names_the_field(model: Any) -> None:
+    refusal = refused(json.dumps({"model": model}).encode())
+    assert (refusal.code, refusal.param) == (Code.INVALID_VALUE, "model")
+
+
+def test_an_odd_stream_flag_names_the_field() -> None:
+    assert refused(body(stream="yes")).param == "stream"
+    assert peeked(stream=None).stream is False
+
+
+def test_a_shown_name_is_short_and_printable() -> None:
+    assert len(shown_name("x" * 300)) < 70
+    assert shown_name("a\nb\x00") == "a\\nb\\x00"
+    assert shown_name("org/name") == "org/name"

@@ -1,0 +1,77 @@
+"""Stream framing: whole, well-formed events pass unchanged; anything else is a fault (B55)."""
+
+import json
+
+import pytest
+
+from controller.gateway.sse import EventReader, Usage, read_usage
+
+GOOD = b'data: {"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'
+COMMENT = b": keep-alive\n\n"
+LAST = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def read(*pieces: bytes, limit: int = 1000) -> tuple[bytes, EventReader, str]:
+    reader, passed, fault = EventReader(limit), b"", ""
+    for piece in pieces:
+        batch = reader.feed(piece)
+        passed += batch.passed
+        fault = fault or batch.fault
+    return passed, reader, fault
+
+
+def test_every_batch_ends_at_the_end_of_an_event() -> None:
+    reader = EventReader(1000)
+    assert reader.feed(GOOD + GOOD[:9]).passed == GOOD
+    assert reader.feed(GOOD[9:]).passed == GOOD
+
+
+def test_comments_pass_but_are_no_data() -> None:
+    batch = EventReader(1000).feed(COMMENT)
+    assert (batch.passed, batch.has_data) == (COMMENT, False)
+    assert EventReader(1000).feed(COMMENT + GOOD).has_data
+
+
+@pytest.mark.parametrize(
+    "bad", [b"data: {half\n\n", b"data: 1\n\n", b"data: \xff\n\n", b"data: []\n\n", b"data:\n\n"]
+)
+def test_an_event_that_is_not_a_json_object_is_a_fault_and_not_passed(bad: bytes) -> None:
+    passed, reader, fault = read(GOOD + bad + GOOD + DONE)
+    assert passed == GOOD
+    assert fault
+    assert not reader.done
+
+
+def test_what_follows_done_is_dropped() -> None:
+    passed, reader, _ = read(GOOD + DONE + GOOD, GOOD)
+    assert passed == GOOD + DONE
+    assert reader.done
+
+
+def test_half_a_line_is_never_passed() -> None:
+    passed, reader, _ = read(GOOD + b'data: {"cho')
+    assert passed == GOOD
+    assert not reader.done
+
+
+def test_an_event_without_an_end_is_a_fault_at_the_limit() -> None:
+    _, _, fault = read(b"data: " + b"x" * 200, limit=100)
+    assert fault
+
+
+def test_an_error_event_is_noticed_and_an_early_one_is_kept() -> None:
+    body = json.dumps({"error": {"code": "engine_died"}}).encode()
+    _, early, _ = read(COMMENT + b"data: " + body + b"\n\n")
+    assert (early.errored, early.early_error) == (True, body)
+    _, late, _ = read(GOOD + b"data: " + body + b"\n\n")
+    assert (late.errored, late.early_error) == (True, None)
+
+
+def test_a_whole_answer_tells_its_usage_or_that_it_is_malformed() -> None:
+    assert read_usage(b'{"usage": {"prompt_tokens": 1, "completion_tokens": 2}}') == Usage(1, 2)
+    assert read_usage(b'{"usage": {"prompt_tokens": "?"}}') == Usage(0, 0)
+    assert read_usage(b"{}") is None
+    for bad in (b"", b"{", b"[]", b"Internal Server Error"):
+        with pytest.raises(ValueError, match="not a JSON object"):
+            read_usage(bad)
