@@ -24,10 +24,17 @@ class NodeHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a node last wrote, and how often it promises to. Units: seconds."""
+    """What a node last wrote, and how often it promises to. Units: seconds.
+
+    `every_seconds` 0 means unknown, as for a node whose object is gone: what it last promised
+    still holds, or else the default.
+    """
 
     value: str
-    every_seconds: float
+    every_seconds: float = 0.0
+
+
+DEFAULT_LEASE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,11 @@ def advance_leases(
     heard = min(gap, 2 * rules.tick_seconds) if listening else 0.0
     listened = book.listened_seconds + heard
     marks: dict[str, LeaseMark] = {}
-    for name, lease in leases.items():
-        known = book.marks.get(name)
+    for name, said in leases.items():
+        lease, known = said, book.marks.get(name)
+        if not lease.every_seconds:
+            promised = DEFAULT_LEASE_SECONDS if known is None else known.lease.every_seconds
+            lease = replace(lease, every_seconds=promised)
         if known is None:
             marks[name] = LeaseMark(lease, listened)
         elif known.lease.value == lease.value:

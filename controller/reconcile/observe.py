@@ -92,11 +92,11 @@ class FleetObserver:
 
     def leases(self) -> dict[str, Lease]:
         """Return the lease of every node; nodes that only engines still name have none."""
-        named = {engine.spec.node: Lease("", 10.0) for engine in self.engines()}
+        named = {engine.spec.node: Lease("") for engine in self.engines()}
         for node in self.nodes():
             status = node.status
             value = f"{status.instance} {status.lease_time}"
-            named[str(node.metadata.name)] = Lease(value, status.lease_seconds or 10.0)
+            named[str(node.metadata.name)] = Lease(value, status.lease_seconds)
         return named
 
     def node_views(self) -> tuple[NodeView, ...]:

@@ -62,6 +62,52 @@ class _Entry:
     identity: tuple[str, str]
 
 
+class _Copy:
+    """The objects by name, and a snapshot of them for readers."""
+
+    def __init__(self, plural: str, parse: Parse) -> None:
+        self.entries: dict[str, _Entry] = {}
+        self.unparsable = 0
+        self._plural, self._parse = plural, parse
+        self._view: Mapping[str, FleetObject] | None = None
+
+    def view(self) -> Mapping[str, FleetObject]:
+        """Return a snapshot; the same one until something changes."""
+        if self._view is None:
+            self._view = MappingProxyType({n: entry.typed for n, entry in self.entries.items()})
+        return self._view
+
+    def remove(self, name: str) -> bool:
+        """Forget one object; whether it was there."""
+        self._view = None
+        return self.entries.pop(name, None) is not None
+
+    def put(self, name: str, raw: RawObject) -> bool:
+        """Store one object; whether the copy changed.
+
+        An object this program cannot read keeps the form last understood, so that a newer
+        writer does not make an agent stop what it runs; another uid is another object.
+        """
+        meta = _meta(raw)
+        identity = (str(meta.get("uid", "")), str(meta.get("resourceVersion", "")))
+        known = self.entries.get(name)
+        if known is not None and known.identity == identity:
+            return False
+        try:
+            typed = self._parse(raw)
+        except (KeyError, ValueError, TypeError) as fault:
+            self.unparsable += 1
+            _LOG.warning(
+                "skipping %s/%s, which this version cannot read: %s", self._plural, name, fault
+            )
+            if known is None or known.identity[0] == identity[0]:
+                return False
+            return self.remove(name)
+        self.entries[name] = _Entry(raw, typed, identity)
+        self._view = None
+        return True
+
+
 class GarbledWatchError(Exception):
     """A watch said something that names no object; what it meant is lost, so list again."""
 
@@ -83,27 +129,23 @@ class Informer:
         self.plural = plural
         self._source = source
         self._label_selector, self._field_selector = label_selector, field_selector
-        self._parse = parse
+        self._copy = _Copy(plural, parse)
         self._retry = retry or Retry()
-        self._entries: dict[str, _Entry] = {}
-        self._view: Mapping[str, FleetObject] | None = None
         self._callbacks: list[Callback] = []
         self._synced = asyncio.Event()
         self._version = ""
         self._connected = False
         self._faults_in_row = 0
-        self._lists = self._events = self._faults = self._unparsable = 0
+        self._lists = self._events = self._faults = 0
 
     @property
     def objects(self) -> Mapping[str, FleetObject]:
         """The objects by name, typed: a snapshot that later changes do not touch."""
-        if self._view is None:
-            self._view = MappingProxyType({n: entry.typed for n, entry in self._entries.items()})
-        return self._view
+        return self._copy.view()
 
     def raw(self, name: str) -> RawObject | None:
         """Return one object as it was sent, or None; callers must not change it."""
-        entry = self._entries.get(name)
+        entry = self._copy.entries.get(name)
         return None if entry is None else entry.raw
 
     @property
@@ -119,7 +161,7 @@ class Informer:
     @property
     def counts(self) -> InformerCounts:
         """What happened so far."""
-        return InformerCounts(self._lists, self._events, self._faults, self._unparsable)
+        return InformerCounts(self._lists, self._events, self._faults, self._copy.unparsable)
 
     async def wait_synced(self) -> None:
         """Return once the first list is in."""
@@ -173,14 +215,15 @@ class Informer:
         )
         self._lists += 1
         names = [_name_of(item) for item in listed.items]
-        gone = self._entries.keys() - set(names)
+        gone = self._copy.entries.keys() - set(names)
         for name in gone:
-            del self._entries[name]
+            self._copy.remove(name)
         changed = [
-            name for name, item in zip(names, listed.items, strict=True) if self._put(name, item)
+            name
+            for name, item in zip(names, listed.items, strict=True)
+            if self._copy.put(name, item)
         ]
         self._version = listed.resource_version
-        self._view = None
         self._connected = True
         self._synced.set()
         self._tell([*sorted(gone), *changed])
@@ -210,41 +253,15 @@ class Informer:
         if event.type is not WatchType.BOOKMARK:
             name = _name_of(event.object)
             if event.type is WatchType.DELETED:
-                changed = name if self._entries.pop(name, None) else ""
-            elif self._put(name, event.object):
+                changed = name if self._copy.remove(name) else ""
+            elif self._copy.put(name, event.object):
                 changed = name
         self._version = version
         self._events += 1
         self._connected = True
         self._faults_in_row = 0
         if changed:
-            self._view = None
             self._tell([changed])
-
-    def _put(self, name: str, raw: RawObject) -> bool:
-        """Store one object; whether the copy changed.
-
-        An object this program cannot read keeps the form last understood, so that a newer
-        writer does not make an agent stop what it runs; another uid is another object.
-        """
-        meta = _meta(raw)
-        identity = (str(meta.get("uid", "")), str(meta.get("resourceVersion", "")))
-        known = self._entries.get(name)
-        if known is not None and known.identity == identity:
-            return False
-        try:
-            typed = self._parse(raw)
-        except (KeyError, ValueError, TypeError) as fault:
-            self._unparsable += 1
-            _LOG.warning(
-                "skipping %s/%s, which this version cannot read: %s", self.plural, name, fault
-            )
-            if known is None or known.identity[0] == identity[0]:
-                return False
-            del self._entries[name]
-            return True
-        self._entries[name] = _Entry(raw, typed, identity)
-        return True
 
     def _tell(self, names: list[str]) -> None:
         for name in names:

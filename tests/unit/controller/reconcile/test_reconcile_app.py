@@ -206,6 +206,18 @@ async def test_a_dead_node_is_replaced_once_and_its_return_leaves_no_surplus() -
         assert fleet.nodes_of() == ["a", "b", "c"]
 
 
+async def test_engines_of_a_node_whose_object_was_deleted_are_replaced() -> None:
+    """B67, B79: a ghost neither serves nor blocks."""
+    async with running(a=10, b=10) as fleet:
+        await fleet.registry.create("models", manifest())
+        await fleet.until(fleet.is_ready)
+        (ghost,) = fleet.nodes_of()
+        fleet.agents[ghost].alive = False
+        await fleet.registry.delete("nodes", ghost)
+        await fleet.until(lambda: fleet.is_ready() and ghost not in fleet.nodes_of())
+        assert len(fleet.engines()) == 1
+
+
 def node_reason(fleet: Fleet, name: str) -> str:
     node = cast(Node, fleet.reconcilers.informers["nodes"].objects[name])
     found = find_condition(node.status.conditions, "Ready")
