@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 # The reference implementation refuses longer headers too.
 MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
+MAX_DIMENSIONS = 64
 
 # Units: bits of one element.
 DTYPE_BITS = {
@@ -101,10 +102,12 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
     if not isinstance(entry, dict):
         raise WeightsError(f"{path}: tensor {name} is not described by a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise WeightsError(f"{path}: tensor {name} has the unknown dtype {dtype!r}")
     if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
         raise WeightsError(f"{path}: tensor {name} has no valid shape and data_offsets")
+    if len(shape) > MAX_DIMENSIONS:  # the product below must stay cheap
+        raise WeightsError(f"{path}: tensor {name} has {len(shape)} dimensions")
     bits = DTYPE_BITS[dtype]
     for size in shape:
         bits *= size

@@ -1,0 +1,141 @@
+"""The estimator's arithmetic holds together for every shape and demand."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from manifests.estimate import (
+    LayerGroup,
+    LayerKind,
+    ModelShape,
+    PrefillCase,
+    estimate_bytes_per_token,
+    estimate_kv_bytes,
+    estimate_prefill,
+    estimate_tokens_that_fit,
+)
+
+CONTEXT = 40_000
+CHUNKS = st.sampled_from([1, 16, 64, 100, 256, 300, 512, 2048])
+TOKENS = st.integers(1, CONTEXT)
+SMALL = ModelShape(
+    model_type="small",
+    groups=(LayerGroup(kind=LayerKind.FULL, layers=40, bytes_per_token=10_000),),
+    hidden_size=1,
+    intermediate_size=1,
+    attention_heads=1,
+    kv_heads=1,
+    head_dim=16,
+    vocab_size=1,
+    dtype_bytes=2,
+    context_tokens=CONTEXT,
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> LayerGroup:
+    kind = draw(st.sampled_from(LayerKind))
+    bounded = kind in {LayerKind.SLIDING, LayerKind.CHUNKED}
+    recurrent = kind is LayerKind.RECURRENT
+    return LayerGroup(
+        kind=kind,
+        layers=draw(st.integers(1, 60)),
+        bytes_per_token=0 if recurrent else draw(st.integers(1, 10_000)),
+        constant_bytes=draw(st.integers(1, 1 << 22)) if recurrent else 0,
+        window_tokens=draw(st.integers(1, 8192)) if bounded else None,
+        retained_row_bytes=draw(st.integers(0, 5000)) if recurrent else 0,
+        block_heads=draw(st.integers(0, 64)) if recurrent else 0,
+    )
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> ModelShape:
+    small = st.integers(1, 64)
+    return ModelShape(
+        model_type="any",
+        groups=tuple(draw(st.lists(groups(), min_size=1, max_size=4))),
+        hidden_size=draw(st.integers(1, 8192)),
+        intermediate_size=draw(st.integers(1, 30_000)),
+        attention_heads=draw(small),
+        kv_heads=draw(small),
+        head_dim=draw(st.sampled_from([16, 64, 80, 128, 256])),
+        vocab_size=draw(st.integers(1, 300_000)),
+        dtype_bytes=draw(st.sampled_from([2, 4])),
+        context_tokens=CONTEXT,
+        row_elements=draw(st.integers(0, 100_000)),
+        expanded_elements=draw(st.integers(0, 10_000)),
+        score_copies=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> PrefillCase:
+    prompt_tokens = draw(TOKENS)
+    return PrefillCase(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=draw(st.integers(0, prompt_tokens)),
+        max_tokens=draw(st.integers(0, CONTEXT)),
+        chunk_tokens=draw(CHUNKS),
+        rows=draw(st.integers(1, 8)),
+    )
+
+
+def peak(shape: ModelShape, case: PrefillCase, *, fused: bool = False, **changes: int) -> int:
+    return estimate_prefill(shape, case.model_copy(update=changes), fused=fused).peak_bytes
+
+
+@given(shapes(), cases(), st.integers(1, 1000))
+@example(shape=SMALL, case=PrefillCase(prompt_tokens=100, chunk_tokens=2048), more=28)
+def test_more_of_anything_never_needs_less(shape: ModelShape, case: PrefillCase, more: int) -> None:
+    least = peak(shape, case)
+    assert peak(shape, case, prompt_tokens=case.prompt_tokens + more) >= least
+    assert peak(shape, case, max_tokens=case.max_tokens + more) >= least
+    assert peak(shape, case, rows=case.rows + more) >= least
+
+
+@given(shapes(), cases(), st.sampled_from([1, 2, 4]))
+def test_a_wider_chunk_never_needs_less(
+    shape: ModelShape, case: PrefillCase, doublings: int
+) -> None:
+    narrow = case.model_copy(update={"chunk_tokens": 64})
+    assert peak(shape, narrow, chunk_tokens=64 << doublings) >= peak(shape, narrow)
+
+
+@given(shapes(), cases())
+def test_a_restored_prefix_and_fused_kernels_never_cost_more(
+    shape: ModelShape, case: PrefillCase
+) -> None:
+    assert peak(shape, case, fused=True) <= peak(shape, case)
+    assert peak(shape, case) <= peak(shape, case, cached_tokens=0)
+
+
+@given(shapes(), cases())
+def test_the_peak_covers_its_parts(shape: ModelShape, case: PrefillCase) -> None:
+    estimate = estimate_prefill(shape, case)
+    assert estimate.peak_bytes >= estimate.kv_bytes > 0
+    assert estimate.peak_bytes >= estimate.scores_bytes + estimate.activations_bytes
+    assert min(estimate.model_dump().values()) >= 0
+
+
+@given(shapes(), TOKENS, TOKENS, CHUNKS)
+def test_kv_grows_by_at_least_the_marginal_rate_over_whole_steps(
+    shape: ModelShape, tokens: int, steps: int, chunk: int
+) -> None:
+    grown = estimate_kv_bytes(shape, tokens + 256 * steps, chunk_tokens=chunk)
+    rate = estimate_bytes_per_token(shape)
+    assert grown - estimate_kv_bytes(shape, tokens, chunk_tokens=chunk) >= rate * 256 * steps
+
+
+@given(shapes(), st.integers(0, 1 << 36), CHUNKS, st.integers(0, CONTEXT + 10), st.booleans())
+def test_what_fits_is_the_inverse_of_the_peak(
+    shape: ModelShape, free_bytes: int, chunk: int, max_tokens: int, fused: bool
+) -> None:
+    tokens = estimate_tokens_that_fit(
+        shape, free_bytes, chunk_tokens=chunk, max_tokens=max_tokens, fused=fused
+    )
+    case = PrefillCase(prompt_tokens=1, max_tokens=max_tokens, chunk_tokens=chunk)
+    most = max(0, CONTEXT - max_tokens)
+    assert 0 <= tokens <= most
+    if tokens:
+        assert peak(shape, case, fused=fused, prompt_tokens=tokens) <= free_bytes
+    if tokens < most:
+        assert peak(shape, case, fused=fused, prompt_tokens=tokens + 1) > free_bytes

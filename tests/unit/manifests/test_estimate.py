@@ -1,0 +1,169 @@
+"""What requests and engines need, in bytes that can be checked by hand."""
+
+import pytest
+
+from manifests.estimate import (
+    ENGINE_BASE_BYTES,
+    LayerGroup,
+    LayerKind,
+    ModelShape,
+    PrefillCase,
+    estimate_bytes_per_token,
+    estimate_engine,
+    estimate_kv_bytes,
+    estimate_prefill,
+    estimate_tokens_that_fit,
+)
+
+MIB = 1 << 20
+
+
+def shape(*groups: LayerGroup, **changes: object) -> ModelShape:
+    values = {
+        "model_type": "test",
+        "groups": groups,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "attention_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 1000,
+        "dtype_bytes": 2,
+        "context_tokens": 8192,
+    }
+    return ModelShape.model_validate(values | changes)
+
+
+FULL = LayerGroup(kind=LayerKind.FULL, layers=4, bytes_per_token=100)
+SLIDING = LayerGroup(kind=LayerKind.SLIDING, layers=3, bytes_per_token=100, window_tokens=512)
+CHUNKED = LayerGroup(kind=LayerKind.CHUNKED, layers=3, bytes_per_token=100, window_tokens=512)
+RECURRENT = LayerGroup(kind=LayerKind.RECURRENT, layers=2, constant_bytes=5000)
+LATENT = LayerGroup(kind=LayerKind.MLA, layers=4, bytes_per_token=10)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "held"),
+    [(1, 256, 256), (256, 256, 256), (257, 256, 512), (1000, 64, 1024), (1000, 100, 1255)],
+)
+def test_full_layers_hold_whole_steps(tokens: int, chunk: int, held: int) -> None:
+    assert estimate_kv_bytes(shape(FULL), tokens, chunk_tokens=chunk) == 4 * 100 * held
+
+
+def test_a_sliding_layer_holds_its_window_and_the_chunk() -> None:
+    sliding = shape(SLIDING)
+    assert estimate_kv_bytes(sliding, 200, chunk_tokens=128) == 3 * 100 * 200
+    assert estimate_kv_bytes(sliding, 100_000, chunk_tokens=128) == 3 * 100 * (512 + 128)
+
+
+def test_a_chunked_layer_holds_its_chunk_and_whole_steps() -> None:
+    assert estimate_kv_bytes(shape(CHUNKED), 100_000, chunk_tokens=128) == 3 * 100 * (512 + 256)
+
+
+def test_a_recurrent_layer_holds_the_same_whatever_the_context() -> None:
+    for tokens in (1, 100_000):
+        assert estimate_kv_bytes(shape(RECURRENT), tokens, chunk_tokens=256) == 2 * 5000
+
+
+def test_only_unbounded_layers_grow_at_long_context() -> None:
+    assert estimate_bytes_per_token(shape(FULL, SLIDING, CHUNKED, RECURRENT)) == 400
+
+
+def test_scores_are_a_row_for_each_head_and_a_mask() -> None:
+    case = PrefillCase(prompt_tokens=1000, chunk_tokens=64)
+    assert estimate_prefill(shape(FULL), case).scores_bytes == 64 * 1000 * (4 * 2 + 1)
+
+
+def test_scores_of_sliding_layers_end_at_the_window() -> None:
+    case = PrefillCase(prompt_tokens=1000, chunk_tokens=64)
+    assert estimate_prefill(shape(SLIDING), case).scores_bytes == 64 * 576 * (4 * 2 + 1)
+
+
+def test_fused_kernels_leave_only_the_mask() -> None:
+    case = PrefillCase(prompt_tokens=1000, chunk_tokens=64)
+    fusable = shape(FULL, head_dim=128)
+    assert estimate_prefill(fusable, case, fused=True).scores_bytes == 64 * 1000
+
+
+def test_fused_kernels_do_not_help_a_head_size_they_cannot_take() -> None:
+    case = PrefillCase(prompt_tokens=1000, chunk_tokens=64)
+    for unfusable in (shape(FULL, head_dim=256), shape(FULL, head_dim=16)):
+        assert estimate_prefill(unfusable, case, fused=True) == estimate_prefill(unfusable, case)
+
+
+def test_a_latent_cache_is_expanded_for_the_whole_context() -> None:
+    case = PrefillCase(prompt_tokens=1000, chunk_tokens=64)
+    plain = estimate_prefill(shape(LATENT), case)
+    expanded = estimate_prefill(shape(LATENT, expanded_elements=128), case)
+    assert expanded.activations_bytes - plain.activations_bytes == 1000 * 128 * 2
+
+
+def test_cached_tokens_take_memory_but_no_wide_chunk() -> None:
+    cold = estimate_prefill(shape(FULL), PrefillCase(prompt_tokens=1000, chunk_tokens=512))
+    case = PrefillCase(prompt_tokens=1000, cached_tokens=996, chunk_tokens=512)
+    warm = estimate_prefill(shape(FULL), case)
+    assert warm.kv_bytes == 4 * 100 * 1024
+    assert warm.scores_bytes * 128 == cold.scores_bytes
+    assert warm.peak_bytes < cold.peak_bytes
+
+
+def test_a_fully_cached_prompt_still_computes_one_token() -> None:
+    case = PrefillCase(prompt_tokens=1000, cached_tokens=1000)
+    assert estimate_prefill(shape(FULL), case).scores_bytes == 1000 * 9
+
+
+def test_output_counts_in_what_is_held() -> None:
+    short = estimate_prefill(shape(FULL), PrefillCase(prompt_tokens=512, chunk_tokens=256))
+    case = PrefillCase(prompt_tokens=512, max_tokens=100_000, chunk_tokens=256)
+    long = estimate_prefill(shape(FULL), case)
+    assert short.kv_bytes == 4 * 100 * 512
+    assert long.kv_bytes == 4 * 100 * 100_608
+    assert long.peak_bytes > long.kv_bytes
+
+
+def test_rows_multiply_everything() -> None:
+    mixed = shape(FULL, SLIDING, RECURRENT)
+    one = estimate_prefill(mixed, PrefillCase(prompt_tokens=900, max_tokens=50))
+    three = estimate_prefill(mixed, PrefillCase(prompt_tokens=900, max_tokens=50, rows=3))
+    assert three.model_dump() == {name: 3 * value for name, value in one.model_dump().items()}
+
+
+def test_a_mamba_layer_keeps_its_block_matrices() -> None:
+    mamba = LayerGroup(kind=LayerKind.RECURRENT, layers=2, retained_row_bytes=10, block_heads=3)
+    case = PrefillCase(prompt_tokens=5000, chunk_tokens=1024)
+    bare = shape(mamba.model_copy(update={"block_heads": 0, "retained_row_bytes": 0}))
+    extra = (
+        estimate_prefill(shape(mamba), case).activations_bytes
+        - estimate_prefill(bare, case).activations_bytes
+    )
+    assert extra == (2 + 2) * 3 * 256 * 256 * 4 + 2 * 10 * 1024
+
+
+def test_the_longest_prompt_that_fits_fits_and_one_more_does_not() -> None:
+    mixed = shape(FULL, SLIDING, RECURRENT)
+    tokens = estimate_tokens_that_fit(mixed, MIB, chunk_tokens=64, max_tokens=32)
+    assert 0 < tokens < 8000
+
+    def peak(prompt_tokens: int) -> int:
+        case = PrefillCase(prompt_tokens=prompt_tokens, max_tokens=32, chunk_tokens=64)
+        return estimate_prefill(mixed, case).peak_bytes
+
+    assert peak(tokens) <= MIB < peak(tokens + 1)
+
+
+def test_no_prompt_fits_in_nothing() -> None:
+    assert estimate_tokens_that_fit(shape(FULL), 0, chunk_tokens=64) == 0
+    assert estimate_tokens_that_fit(shape(FULL), -5, chunk_tokens=64) == 0
+
+
+def test_the_longest_prompt_leaves_room_in_the_context_for_the_output() -> None:
+    fits = estimate_tokens_that_fit(shape(FULL), 1 << 40, chunk_tokens=64, max_tokens=192)
+    assert fits == 8000
+    assert estimate_tokens_that_fit(shape(FULL), 1 << 40, chunk_tokens=64, max_tokens=9000) == 0
+
+
+def test_an_engine_needs_weights_one_full_context_and_itself() -> None:
+    engine = estimate_engine(shape(FULL), 7 * MIB, context_tokens=4096, chunk_tokens=256)
+    case = PrefillCase(prompt_tokens=4096, chunk_tokens=256)
+    assert engine.weights_bytes == 7 * MIB
+    assert engine.context_bytes == estimate_prefill(shape(FULL), case).peak_bytes
+    assert engine.needed_bytes == 7 * MIB + engine.context_bytes + ENGINE_BASE_BYTES
