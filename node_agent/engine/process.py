@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+from typing import cast
 
 import msgspec
 
@@ -59,8 +60,8 @@ class EngineSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello, then let MLX be imported."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
-        self._transport = transport
+        # A cast, as uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self.write([Hello(pid=os.getpid())])
         threading.Thread(target=self._run_mlx, name="mlx", daemon=True).start()
         self._beat()

@@ -5,6 +5,7 @@ Owns framing and typing; it hands events to its owner and knows nothing of reque
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -24,9 +25,9 @@ class EngineLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; nothing is read before `listen`."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
-        self._transport = transport
-        transport.pause_reading()
+        # A cast, as uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.pause_reading()
 
     def listen(self) -> None:
         """Begin to hand on events, once the owner is ready to act on them."""
