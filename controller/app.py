@@ -43,9 +43,10 @@ _LOOPBACK = ("127.", "::1", "localhost")
 async def open_store(settings: StoreSettings) -> Store:
     """Open the store. Raises: StoreUnreadableError, OSError."""
     if settings.data_dir is None:
-        return MemoryStore()
+        return MemoryStore(history_changes=settings.history_changes)
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return await SqliteStore.open(settings.data_dir / DATABASE_NAME)
+    path = settings.data_dir / DATABASE_NAME
+    return await SqliteStore.open(path, history_changes=settings.history_changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _planner(reconcilers: Reconcilers) -> Planner:
 
 def _announce(settings: Settings, bound: socket.socket) -> None:
     url = base_url(bound)
-    _LOG.info("listening", url=url, roles=sorted(settings.roles))
+    _LOG.info("listening", url=url, roles=sorted(role.value for role in settings.roles))
     if not settings.listen.host.startswith(_LOOPBACK):
         _LOG.warning("the API asks for no credentials: whoever reaches it can change the fleet")
 

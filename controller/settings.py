@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from controller.gateway.settings import GatewaySettings
 from controller.reconcile.settings import ReconcileSettings
+from controller.store.table import HISTORY_CHANGES
 
 DATABASE_NAME = "fleet.db"
 
@@ -45,10 +46,14 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`data_dir` is None for the memory store, whose objects end with the process."""
+    """`data_dir` is None for the memory store, whose objects end with the process.
+
+    `history_changes` bounds how far back a watch may resume.
+    """
 
     kind: StoreKind = StoreKind.MEMORY
     data_dir: Path | None = None
+    history_changes: int = HISTORY_CHANGES
 
 
 @dataclass(frozen=True, slots=True)
