@@ -1,10 +1,11 @@
 import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from manifests.errors import Code, EngineError, RequestError
+from manifests.errors import Code, EngineError, RequestError, Retryable
 from manifests.estimate import ModelShape
 from node_agent.pool.base import ModelFiles
 from node_agent.text.models import TokenizerPool, TokenizerProcess
@@ -103,3 +104,32 @@ async def test_a_directory_without_a_tokenizer_is_refused_in_words(tmp_path: Pat
 def test_auto_tokenizer_is_what_the_worker_loads(texts: dict[str, LocalText]) -> None:
     path = texts["metaspace"].tokenizer.name_or_path
     assert type(AutoTokenizer.from_pretrained(path)) is type(texts["metaspace"].tokenizer)
+
+
+async def test_a_tokenizer_that_dies_fails_its_request_and_is_started_again(tmp_path: Path) -> None:
+    pool = TokenizerPool()
+    files = model_files(write_tokenizer("byte_level", tmp_path))
+    try:
+        first = await pool.get(files)
+        before = set(psutil.Process().children())
+        [child] = [item for item in before if str(tmp_path) in item.cmdline()]
+        child.suspend()
+        asked = asyncio.create_task(first.encode_texts(["hello"]))
+        child.kill()
+        with pytest.raises(EngineError) as lost:
+            await asked
+        assert lost.value.refusal.retryable is Retryable.HERE
+        second = await pool.get(files)
+        assert second is not first
+        assert await second.encode_texts(["hello"])
+    finally:
+        await pool.close()
+
+
+async def test_processes_nobody_wants_are_closed(tmp_path: Path) -> None:
+    pool = TokenizerPool()
+    files = model_files(write_tokenizer("byte_level", tmp_path))
+    pool.retain([files])
+    await pool.get(files)
+    await pool.close()
+    assert not [c for c in psutil.Process().children() if str(tmp_path) in c.cmdline()]
