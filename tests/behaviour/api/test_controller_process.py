@@ -102,20 +102,3 @@ async def test_a_term_signal_ends_watches_and_then_the_process(tmp_path: Path):
             assert await asyncio.to_thread(controller.terminate) == 0
             assert await watch.content.read() == b""
         assert any('"stopped"' in line for line in controller.lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--roles", "gateway"), "--api URL"),
-        (("--roles", "api,web", "--data", "x"), "unknown role 'web'"),
-        ((), "--data DIR"),
-        (("--listen", "7070", "--data", "x"), "HOST:PORT"),
-        (("--api", "http://h:1", "--data", "x"), "leave it out"),
-        (("--colour", "--data", "x"), "unrecognized"),
-    ],
-)
-def test_a_wrong_command_line_is_told_what_to_write(arguments, words):
-    refused = run_second(*arguments)
-    assert refused.returncode == 2
-    assert words in refused.stderr
