@@ -14,6 +14,9 @@ from manifests.shape import LayerGroup, LayerKind, ModelShape
 
 LANGUAGE_KEYS = ("text_config", "language_config", "llm_config")
 
+# A config may come from anywhere; more layers than this would only cost memory to count.
+MAX_LAYERS = 10_000
+
 # Recurrent state is kept in fp32 whatever the model's dtype.
 STATE_BYTES = 4
 
@@ -194,6 +197,8 @@ def _layer_names(fields: ConfigFields, model_type: str) -> list[str]:
         kinds = {"M": "mamba", "*": "full_attention"}
         return [kinds[c] for c in fields.text("hybrid_override_pattern") if c in kinds]
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count > MAX_LAYERS:
+        raise fields.wrong("num_hidden_layers", f"must be at most {MAX_LAYERS}, not {count}")
     if model_type in MAMBA:
         return ["mamba"] * count
     if model_type in {"llama4", "llama4_text"}:

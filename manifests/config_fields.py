@@ -5,6 +5,9 @@ from typing import Any
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
+# No size of a model comes near this; a product of a few such numbers still is cheap.
+MAX_VALUE = 1 << 40
+
 
 class ConfigFields:
     """The fields of one level of a config; `prefix` is where it stands, for messages."""
@@ -50,6 +53,8 @@ class ConfigFields:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise self.wrong(name, f"must be a whole number, not {value!r}")
+            if value > MAX_VALUE:
+                raise self.wrong(name, f"must be at most {MAX_VALUE}, not {value}")
             return value
         return None
 

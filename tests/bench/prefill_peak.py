@@ -1,8 +1,8 @@
 """Measures the peak memory of prefills in a process of its own; the truth behind the estimator.
 
-`python -m tests.bench.prefill_peak MODEL` reads cases as JSON lines on standard input
-(`{"prompt_tokens": .., "chunk_tokens": .., "rows": ..}`), runs each from nothing through the
-batch generator that engines use, and writes one JSON line a case: bytes above what was active
+`python -m tests.bench.prefill_peak MODEL` reads cases as JSON lines on standard input (`{"rows":
+.., "prompt_tokens": .., "chunk_tokens": .., "max_tokens": ..}`), runs each from nothing through
+the batch generator that engines use, and writes one JSON line a case: bytes above what was active
 before. Only this module of the bench imports MLX.
 """
 
@@ -21,8 +21,6 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-
-OUTPUT_TOKENS = 2
 
 
 def main(arguments: list[str]) -> None:
@@ -60,7 +58,7 @@ def prompt(case: dict[str, int], row: int) -> list[int]:
 def run_batched(model: Any, case: dict[str, int]) -> None:
     """Prefill every row together and decode a little."""
     generator = BatchGenerator(
-        model, max_tokens=OUTPUT_TOKENS, prefill_step_size=case["chunk_tokens"]
+        model, max_tokens=case["max_tokens"], prefill_step_size=case["chunk_tokens"]
     )
     generator.insert([prompt(case, row) for row in range(case["rows"])])
     unfinished = case["rows"]
@@ -77,7 +75,7 @@ def run_single(model: Any, case: dict[str, int]) -> None:
     steps = generate_step(
         mx.array(prompt(case, 0)),
         model,
-        max_tokens=OUTPUT_TOKENS,
+        max_tokens=case["max_tokens"],
         prefill_step_size=case["chunk_tokens"],
     )
     for _ in steps:
