@@ -1,7 +1,7 @@
 """The text side of a model in the test's own process: the worker's functions, called directly.
 
 What the tokenizer process does is what runs here; only the process is left out, because each
-takes seconds to start. tests/unit/node_agent/text/test_tokenizer_process.py covers it.
+takes seconds to start. tests/behaviour/text/test_tokenizer_process.py covers it.
 """
 
 from collections.abc import Iterable

@@ -1,16 +1,19 @@
+"""The tokenizer as a process: starting, asking, dying, closing."""
+
 import asyncio
 from pathlib import Path
 
 import psutil
 import pytest
-from transformers import AutoTokenizer
 
 from manifests.errors import Code, EngineError, RequestError, Retryable
 from manifests.estimate import ModelShape
 from node_agent.pool.base import ModelFiles
 from node_agent.text.models import TokenizerPool, TokenizerProcess
 from tests.support.local_text import LocalText
-from tests.support.tiny_tokenizers import FAMILIES, write_tokenizer
+from tests.support.tiny_tokenizers import write_tokenizer
+
+pytestmark = pytest.mark.processes
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -32,45 +35,6 @@ def model_files(directory: Path) -> ModelFiles:
         context_tokens=4096,
     )
     return ModelFiles(directory, 0, "sha256:abc", shape)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_chat_ids_are_those_of_apply_chat_template(
-    texts: dict[str, LocalText], family: str
-) -> None:
-    """B23: the start token comes once, by the template or not at all."""
-    text = texts[family]
-    expected = text.tokenizer.apply_chat_template(
-        CHAT, tokenize=True, add_generation_prompt=True, return_dict=False
-    )
-    ids = await text.encode_chat(CHAT, None, {})
-    assert ids == expected
-    start = text.ready.bos_token_id
-    assert ids.count(start) == (1 if family == "fallback" else 0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_prompt_ids_are_those_of_the_tokenizer(
-    texts: dict[str, LocalText], family: str
-) -> None:
-    """B23: a plain prompt gets the start token that its tokenizer adds by itself."""
-    text = texts[family]
-    assert await text.encode_texts(["hello world"]) == [text.tokenizer("hello world").input_ids]
-
-
-@pytest.mark.parametrize("family", ["fallback", "metaspace"])
-async def test_a_prompt_that_spells_out_the_start_token_gets_no_second(
-    texts: dict[str, LocalText], family: str
-) -> None:
-    """B23: legacy completions with a literal start token."""
-    text = texts[family]
-    [ids] = await text.encode_texts(["<s>hello"])
-    assert ids.count(text.ready.bos_token_id) == 1
-
-
-async def test_end_tokens_come_from_config_and_tokenizer(texts: dict[str, LocalText]) -> None:
-    text = texts["byte_level"]
-    assert text.ready.defaults.eos_token_ids == sorted({2, text.tokenizer.eos_token_id})
 
 
 async def test_a_process_answers_as_the_tokenizer_in_place(
@@ -99,11 +63,6 @@ async def test_a_directory_without_a_tokenizer_is_refused_in_words(tmp_path: Pat
         await TokenizerProcess.start(tmp_path)
     assert refused.value.refusal.code is Code.ENGINE_NOT_READY
     assert str(tmp_path) not in refused.value.refusal.message
-
-
-def test_auto_tokenizer_is_what_the_worker_loads(texts: dict[str, LocalText]) -> None:
-    path = texts["metaspace"].tokenizer.name_or_path
-    assert type(AutoTokenizer.from_pretrained(path)) is type(texts["metaspace"].tokenizer)
 
 
 async def test_a_tokenizer_that_dies_fails_its_request_and_is_started_again(tmp_path: Path) -> None:
