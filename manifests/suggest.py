@@ -54,14 +54,12 @@ def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
 def suggest_field(kind: Kind, parent: Path, name: str) -> str:
     """Say what the unknown field `name` under `parent` of a kind should have been.
 
-    Tries, in turn: another spelling here, the same name elsewhere in the kind, a near name here,
-    the same name in another kind, a near name elsewhere; else lists what is known here.
+    Tries, in turn: the same name elsewhere in the kind, a near name here, the same name in
+    another kind, a near name elsewhere; else lists what is known here.
     """
     model = model_at(kind.model, parent)
     here = tuple(fields_of(model)) if model is not None else ()
     near = nearest(name, here)
-    if near and _fold(near) == _fold(name):
-        return f"did you mean {near}?"
     elsewhere = _places(kind.name)
     if name in elsewhere:
         return f"{name} belongs in {_name_places(elsewhere[name])}"

@@ -207,6 +207,15 @@ def test_merge_keys_and_tags_are_refused_and_anchors_are_expanded() -> None:
     assert "*q has no &q before it" in only(model("a").replace("/x", "*q"))
 
 
+def test_a_fault_in_the_text_is_not_followed_by_its_echo() -> None:
+    assert only(model("a").replace("/x", "{{ .Values.path }}")).startswith(
+        "f.yaml:4:24 Model/a spec.source.path: a key must be text; quote text that begins with"
+    )
+    assert "merge keys" in only(model("a").replace("{path: /x}", "{<<: {path: /x}}"))
+    shared = "{path: /x}, replicas: &n 010, context: {maxTokens: *n}"
+    assert "reads as octal to some" in only(model("a").replace("{path: /x}", shared))
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -292,7 +301,7 @@ def test_one_object_declared_twice_is_an_error_and_so_is_a_shared_alias() -> Non
     assert lines(twice) == [
         "f.yaml:8:18 Model/a metadata.name: already declared at f.yaml:1:1; rename or remove one"
     ]
-    assert len(twice.objects) == 1
+    assert [str(item.where) for item in twice.objects] == ["f.yaml:1:1"]
     aliased = model("b").replace("/x}", "/x}, aliases: [chat, a]")
     shared = load_text(
         model("a") + "---\n" + aliased + "---\n" + aliased.replace("b", "c"), "f.yaml"

@@ -88,4 +88,4 @@ def test_hostile_bodies_are_judged_within_a_second(body: str) -> None:
     except ValueError as fault:
         assert str(fault)
     # A second on an idle machine; the rest is room for a busy one.
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 5

@@ -329,7 +329,7 @@ def test_a_hostile_object_costs_little_and_says_that_more_is_wrong() -> None:
     raw = model({f"replica{index}": index for index in range(50_000)})
     began = time.process_time()
     errors = validate_object(raw)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 5
     assert len(errors) == MAX_ERRORS + 1
     assert "more than" in errors[-1].message
 
