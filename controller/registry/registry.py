@@ -75,6 +75,14 @@ class Sources:
     uid: Callable[[], str] = lambda: str(uuid.uuid4())
     suffix: Callable[[], str] = lambda: "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(5))
 
+    def stamp(self) -> str:
+        """Return the time as it is written into objects."""
+        return format_time(self.now())
+
+    def birth(self) -> rules.Birth:
+        """Return what a new object is given."""
+        return rules.Birth(self.stamp(), self.uid(), self.suffix())
+
 
 Change = Callable[[RawObject], RawObject]
 
@@ -154,7 +162,7 @@ class Registry:
         """Store a new object under its name or a generated one."""
         kind = find_kind(plural)
         for _ in range(_NAME_ATTEMPTS if rules.asks_for_name(obj) else 1):
-            birth = rules.Birth(self._now(), self._sources.uid(), self._sources.suffix())
+            birth = self._sources.birth()
             admitted = rules.plan_create(kind, obj, birth, options.validation)
             name = admitted.object["metadata"]["name"]
             try:
@@ -195,7 +203,7 @@ class Registry:
         while True:
             old = await self.get(plural, name)
             rules.check_preconditions(kind, old, options.uid, options.resource_version)
-            marked = rules.plan_termination(old, self._now())
+            marked = rules.plan_termination(old, self._sources.stamp())
             if options.dry_run or (marked is not None and rules.same_content(old, marked)):
                 return Deleted(old, marked is None)
             stored = await self._swap(kind, old, marked)
@@ -217,9 +225,6 @@ class Registry:
             raise refusals.not_found(kind, old["metadata"]["name"]) from fault
         except StoreError as fault:
             raise _unavailable(fault) from fault
-
-    def _now(self) -> str:
-        return format_time(self._sources.now())
 
 
 def merging(patch: RawObject) -> Change:
