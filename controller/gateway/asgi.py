@@ -127,16 +127,12 @@ class Downstream:
             {"type": "http.response.start", "status": status, "headers": [*headers, own]}
         )
 
-    async def write(self, data: bytes, *, has_data: bool = True) -> None:
-        """Send part of the body; comments alone are no data."""
+    async def write(self, data: bytes, *, has_data: bool = True, last: bool = False) -> None:
+        """Send part of the body; comments alone are no data. `last` makes it a normal end."""
         if has_data and self.first_data_seconds is None:
             self.first_data_seconds = self._clock()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def finish(self) -> None:
-        """End the body as a normal end."""
-        await self._send({"type": "http.response.body", "body": b""})
-        self.whole = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        self.whole = last
 
     async def answer(self, status: int, headers: Iterable[RawHeader], body: bytes) -> None:
         """Send a whole answer."""

@@ -56,14 +56,13 @@ async def _relay_stream(
             if batch.passed:
                 if not down.started:
                     await down.start(response.status, headers)
-                await down.write(batch.passed, has_data=batch.has_data)
+                await down.write(batch.passed, has_data=batch.has_data, last=reader.done)
             fault = batch.fault
             if fault or reader.done:
                 break
     except (aiohttp.ClientError, TimeoutError) as lost_link:
         fault = "silence" if isinstance(lost_link, TimeoutError) else "a lost connection"
     if reader.done:
-        await down.finish()
         await _read_trailer(response)
         return Finished(reader.usage, errored=reader.errored)
     if reader.errored:

@@ -18,8 +18,9 @@ from tests.support.scripted_source import ScriptedSource, model, node
 
 QUICK = GatewaySettings(
     connect_timeout_seconds=1.0,
-    stall_seconds=0.5,
-    silence_seconds=0.5,
+    stall_seconds=2.0,
+    # Long, because agents and clients share the gateway's loop here and may hold it up.
+    silence_seconds=10.0,
     dead_seconds=0.3,
     settle_seconds=0.1,
     seed=1,

@@ -131,6 +131,8 @@ class ScriptedAgent:
         self.engines = list(engines)
         self.accepting = True
         self.muted = False
+        self.garbled = False
+        self.hung_up = False
         self.script: list[Behaviour] = []
         self.default: Behaviour = serve_normally
         self.calls: list[Call] = []
@@ -192,8 +194,10 @@ class ScriptedAgent:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = first.split(" ")[1]
         if path == "/fleet/v1/load":
-            await self._stream_load(writer)
-            return False
+            try:
+                await self._stream_load(writer)
+            finally:
+                self.hung_up = True
         call = Call(self, path, headers, body, reader, writer)
         self.calls.append(call)
         self.called.set()
@@ -208,7 +212,9 @@ class ScriptedAgent:
         )
         sequence = 0
         while True:
-            if not self.muted:
+            if self.garbled:
+                writer.write(b"ZZZ\r\nnonsense\r\n")
+            elif not self.muted:
                 sequence += 1
                 line = json.dumps(self._report(sequence)).encode() + b"\n"
                 writer.write(b"%x\r\n%s\r\n" % (len(line), line))

@@ -87,6 +87,7 @@ async def test_models_are_listed_from_local_state_with_aliases_and_slashes() -> 
         with pytest.raises(openai.NotFoundError) as caught:
             await client.models.retrieve("asleep")
         assert caught.value.code == "model_not_found"
+        agents[0].muted = False
         for agent in agents:
             agent.change(phase="Loading", accepting=False)
         await host.until_open(0)

@@ -233,9 +233,9 @@ async def test_client_mistakes_never_open_the_breaker_but_faults_do() -> None:
         healthy.default, sick.default = ScriptedAgent("x").default, plain_500
         for _ in range(20):
             await client.chat.completions.create(model="m", messages=HI)
-        assert len(sick.calls) <= 20
         faults = host.metric("mlxfleet_gateway_upstream_attempts_total", node="b", outcome="fault")
-        assert faults == 3
+        # Without a breaker about ten; a slow machine allows a trial or two after the third.
+        assert 3 <= faults <= 6
 
 
 async def test_the_breaker_never_takes_the_last_endpoint_away() -> None:
@@ -291,7 +291,7 @@ async def test_a_node_that_goes_silent_loses_the_requests_it_has_not_begun(strea
     for agent in agents:
         agent.default = freeze_first
     async with (
-        gateway_host(*agents, stall_seconds=30.0) as host,
+        gateway_host(*agents, stall_seconds=30.0, silence_seconds=1.5) as host,
         openai.AsyncOpenAI(base_url=host.url, api_key="k", max_retries=0, timeout=10) as client,
     ):
         answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
