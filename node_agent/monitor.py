@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from node_agent.host.base import Host, HostMemory
+from node_agent.host.base import Host
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.reading import EngineUse
 from node_agent.pool.base import EngineView, Pool
@@ -52,13 +52,15 @@ class Monitor:
         views = self._pool.views()
         pids = [view.pid for view in views if view.pid is not None]
         self._pids = frozenset(pids)
-        engines_bytes = self._arbiter.state().used_bytes
-        memory, footprints = await asyncio.to_thread(self._measure, pids, engines_bytes)
+        footprints = await asyncio.to_thread(self._measure, pids)
         pairs = (
             describe_use(view, None if view.pid is None else footprints.get(view.pid))
             for view in views
         )
-        self._arbiter.observe(memory, tuple(use for use in pairs if use is not None))
+        uses = tuple(use for use in pairs if use is not None)
+        engines_bytes = self._arbiter.forecast_used_bytes(uses)
+        memory = await asyncio.to_thread(self._host.reading, engines_bytes)
+        self._arbiter.observe(memory, uses)
         self._after_sample()
 
     async def run(self) -> None:
@@ -75,10 +77,9 @@ class Monitor:
                 pass
             self._wake.clear()
 
-    def _measure(self, pids: list[int], engines_bytes: int) -> tuple[HostMemory, dict[int, int]]:
+    def _measure(self, pids: list[int]) -> dict[int, int]:
         found = {pid: self._host.process_footprint_bytes(pid) for pid in pids}
-        footprints = {pid: size for pid, size in found.items() if size is not None}
-        return self._host.reading(engines_bytes), footprints
+        return {pid: size for pid, size in found.items() if size is not None}
 
     def _wake_on_new_processes(self) -> None:
         """Sample at once when a process came or went: its memory did too."""

@@ -74,6 +74,10 @@ class Arbiter:
         """
         self._reading = next_reading(self._reading, host, uses)
 
+    def forecast_used_bytes(self, uses: tuple[EngineUse, ...]) -> int:
+        """Return what `used` will be once this sample is taken in; changes nothing."""
+        return next_reading(self._reading, HostMemory(0, 0, 0, 0), uses).used_bytes
+
     def admit(self, request: AdmissionRequest) -> Reservation | Refusal:
         """Reserve a request's peak, or say why not, in one step."""
         case = PrefillCase(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from manifests.engine import Engine
+from manifests.engine import Engine, EngineStatus
+from manifests.meta import ObjectMeta
 from manifests.scheme import dump_object, parse_object
 
 _LOG = structlog.get_logger(__name__)
@@ -57,3 +58,40 @@ def load_engines(path: Path, node: str) -> tuple[Engine, ...]:
         _LOG.warning("ignoring the saved engines: damaged", path=str(path), fault=str(fault))
         return ()
     return tuple(item for item in parsed if isinstance(item, Engine))
+
+
+class SavedEngines:
+    """The file of one node, written only when what it holds changes."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self._path, self._node = path, node
+        self._written: tuple[Engine, ...] | None = None
+
+    def load(self) -> dict[str, Engine]:
+        """Return what ran last, by name."""
+        return {item.metadata.name or "": item for item in load_engines(self._path, self._node)}
+
+    def keep(self, engines: Iterable[Engine]) -> None:
+        """Save engines, as far as their specs are concerned; a full disk costs a warning."""
+        bare = tuple(engine.model_copy(update={"status": EngineStatus()}) for engine in engines)
+        specs = tuple(
+            item.model_copy(update={"metadata": _lasting(item.metadata)}) for item in bare
+        )
+        if specs == self._written:
+            return
+        try:
+            save_engines(self._path, self._node, specs)
+            self._written = specs
+        except OSError as fault:
+            _LOG.warning("could not save what is wanted here", fault=str(fault))
+
+
+def _lasting(metadata: ObjectMeta) -> ObjectMeta:
+    """Return what identifies the object and does not change with every status write."""
+    return ObjectMeta(
+        name=metadata.name,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        labels=metadata.labels,
+        finalizers=metadata.finalizers,
+    )

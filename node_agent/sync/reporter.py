@@ -4,6 +4,7 @@ Owns when and in which order to write, and what was written last. A controller t
 costs one failed write and a pause, never the serving. Called by the sync's report loop.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Reporter:
         self._rules = rules or ReportRules()
         self._sent: dict[str, Sent] = {}
         self._events: deque[Occurrence] = deque(maxlen=_MOST_WAITING_EVENTS)
+        self._writing = asyncio.Lock()
+        self._closed = False
 
     def note(self, occurrences: Iterable[Occurrence]) -> None:
         """Keep events to post; the oldest are dropped when the controller is away for long."""
@@ -44,6 +47,17 @@ class Reporter:
 
     async def write(self, plan: SyncPlan, now: float) -> None:
         """Write what is due. Raises OSError, ApiError when the controller does not take it."""
+        async with self._writing:
+            if not self._closed:
+                await self._write(plan, now)
+
+    async def write_last(self, plan: SyncPlan, now: float) -> None:
+        """Write and never again, so that nothing overwrites the last words."""
+        async with self._writing:
+            self._closed = True
+            await self._write(plan, now)
+
+    async def _write(self, plan: SyncPlan, now: float) -> None:
         names = {report.name for report in plan.reports}
         self._sent = {name: sent for name, sent in self._sent.items() if name in names}
         for report in plan.reports:
@@ -54,8 +68,12 @@ class Reporter:
         for removal in plan.removals:
             await self._remove_finalizer(removal)
         while self._events:
-            await self._post(self._events[0], now)
-            self._events.popleft()
+            occurrence = self._events.popleft()
+            try:
+                await self._post(occurrence, now)
+            except (ApiError, OSError):
+                self._events.appendleft(occurrence)
+                raise
 
     async def _write_status(self, report: StatusReport, now: float) -> None:
         status = report.status.model_dump(mode="json", by_alias=True)

@@ -23,7 +23,7 @@ from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.guards import select_guard
 from node_agent.pool.base import EngineWant, Pool
-from node_agent.sync.cached_wants import load_engines, save_engines
+from node_agent.sync.cached_wants import SavedEngines
 from node_agent.sync.client import ApiClient
 from node_agent.sync.figures import observe_figures
 from node_agent.sync.lease import LeaseKeeper, NodeSources, NodeTakenError
@@ -70,9 +70,9 @@ class Sync:
         )
         self._reporter = Reporter(client, node, settings.rules)
         self._changed, self._to_report = asyncio.Event(), asyncio.Event()
+        self._disk = SavedEngines(settings.wants_file, node)
         self._saved: Mapping[str, Engine] = {}
         self._wanted: Mapping[str, EngineWant] | None = None
-        self._on_disk: Mapping[str, EngineWant] | None = None
         self._seen: Mapping[str, Seen] = {}
         self._stopping = False
 
@@ -87,7 +87,7 @@ class Sync:
             self._guards.run(),
             self.lease.run(),
             self._converge_loop(),
-            self._wake_on_first_lists(),
+            _ring_on_first_lists((self._engines, self._guards, self._nodes), self._changed),
             self._report_loop(),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -114,14 +114,9 @@ class Sync:
         try:
             async with asyncio.timeout(seconds):
                 await self.lease.renew()
-                await self._reporter.write(SyncPlan(reports=reports), time.time())
+                await self._reporter.write_last(SyncPlan(reports=reports), time.time())
         except (ApiError, OSError, NodeTakenError) as fault:
             _LOG.info("could not tell the controller of the stop", fault=str(fault))
-
-    @property
-    def connected(self) -> bool:
-        """Whether the controller answers."""
-        return self._engines.connected
 
     def _pool_changed(self) -> None:
         views = self._pool.views()
@@ -136,23 +131,15 @@ class Sync:
             self._converge()
             await self._changed.wait()
 
-    async def _wake_on_first_lists(self) -> None:
-        """Converge after each first list; an empty one changes no object and tells nobody."""
-        for informer in (self._engines, self._guards, self._nodes):
-            await informer.wait_synced()
-            self._changed.set()
-        await asyncio.Event().wait()
-
     async def _start_from_disk_unless_listed(self) -> None:
         """Give the controller a moment to say what runs here, else go on as before."""
         try:
             async with asyncio.timeout(self._settings.first_list_seconds):
                 await self._engines.wait_synced()
         except TimeoutError:
-            engines = load_engines(self._settings.wants_file, self._facts.name)
-            self._saved = {item.metadata.name or "": item for item in engines}
+            self._saved = self._disk.load()
             _LOG.warning(
-                "no answer from the controller; serving what ran last", engines=len(engines)
+                "no answer from the controller; serving what ran last", engines=sorted(self._saved)
             )
 
     def _converge(self) -> None:
@@ -166,23 +153,14 @@ class Sync:
             _LOG.info("engines wanted here", engines=sorted(wanted))
             self._wanted = wanted
             self._pool.set_wanted(wanted)
-        self._save(wanted, engines)
+        if self._engines.synced:
+            self._disk.keep(engines[name] for name in sorted(wanted))
         self._to_report.set()
 
     def _declared(self) -> Mapping[str, Engine]:
         if not self._engines.synced:
             return self._saved
         return _only(self._engines.objects, Engine)
-
-    def _save(self, wanted: Mapping[str, EngineWant], engines: Mapping[str, Engine]) -> None:
-        if not self._engines.synced or wanted == self._on_disk:
-            return
-        try:
-            kept = [engines[name] for name in sorted(wanted)]
-            save_engines(self._settings.wants_file, self._facts.name, kept)
-            self._on_disk = wanted
-        except OSError as fault:
-            _LOG.warning("could not save what is wanted here", fault=str(fault))
 
     def _follow_guards(self) -> None:
         if not self._guards.synced:
@@ -235,3 +213,11 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+async def _ring_on_first_lists(informers: tuple[Informer, ...], bell: asyncio.Event) -> None:
+    """Ring after each first list; an empty one changes no object and tells nobody."""
+    for informer in informers:
+        await informer.wait_synced()
+        bell.set()
+    await asyncio.Event().wait()
