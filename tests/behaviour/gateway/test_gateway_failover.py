@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.support.gateway_host import Host, gateway_host, until
-from tests.support.scripted_agent import Call, ScriptedAgent, error, event, load
+from tests.support.scripted_agent import DONE, Call, ScriptedAgent, error, event, load
 
 HI: Any = [{"role": "user", "content": "hi"}]
 Behaviour = Callable[[Call], Awaitable[None]]
@@ -45,7 +45,8 @@ async def half_line(call: Call) -> None:
 async def invalid_json_line(call: Call) -> None:
     async def last() -> None:
         await call.chunk(b"data: {broken}\n\n")
-        await call.wait_left()
+        await call.chunk(event("z") + DONE)
+        await call.end()
 
     await five_then(call, last)
 
