@@ -233,4 +233,3 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-

@@ -1,13 +1,17 @@
 """The arbiter: one door, one ledger, the guard of the engine or of the node."""
 
+import pytest
+
 from manifests.errors import Code, Refusal, Retryable
+from manifests.estimate import PrefillCase, estimate_prefill
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import PressureLevel
 from manifests.units import GIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter
-from node_agent.memory.base import Reservation
+from node_agent.memory.base import AdmissionRequest, Reservation
 from node_agent.memory.reading import EngineUse
+from tests.support.pools import SHAPE
 
 HOST = HostMemory(20 * GIB, 16 * GIB, 0, 0)
 
@@ -86,3 +90,16 @@ def test_room_tells_what_fits_now_and_on_an_idle_node() -> None:
 def test_pressure_is_reported_by_level() -> None:
     assert arbiter_with(engine("a", 10)).state().pressure is PressureLevel.OK
     assert arbiter_with(engine("a", 15)).state().pressure is PressureLevel.SOFT
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_request_reserves_what_the_shared_estimator_says(fused: bool) -> None:
+    arbiter = Arbiter(MemoryGuardSpec(), fused=fused)
+    arbiter.observe(HOST, (engine("a", 1),))
+    request = AdmissionRequest("a", "m", SHAPE, 1000, 200, 50, 2, 256)
+    granted(arbiter.admit(request))
+    case = PrefillCase(
+        prompt_tokens=1000, cached_tokens=200, max_tokens=50, rows=2, chunk_tokens=256
+    )
+    peak = estimate_prefill(SHAPE, case, fused=fused).peak_bytes
+    assert arbiter.state().reserved_bytes == peak
