@@ -1,6 +1,7 @@
 """Drives the hub process from the agent's loop: one child for each look-up, ended on cancel."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from node_agent.sources.hub_messages import (
 )
 
 _END_SECONDS = 5.0
+_ENVIRONMENT = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _DECODER: msgspec.json.Decoder[HubAnswer] = msgspec.json.Decoder(HubAnswer)
 
 ProgressCallback = Callable[[int, int], None]
@@ -64,6 +66,7 @@ class Hub:
             *(sys.executable, "-m", "node_agent.sources.hub_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=os.environ | _ENVIRONMENT,
         )
         try:
             return await _converse(child, request, progress)

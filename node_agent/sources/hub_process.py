@@ -8,6 +8,7 @@ runs code from a repository and never downloads files that could hold any.
 import errno
 import fnmatch
 import json
+import os
 import sys
 import threading
 from collections import Counter
@@ -163,9 +164,15 @@ def blobs_directory(request: HubRequest) -> Path:
 
 
 def report(blobs: Path, total_bytes: int, answers: Answers, done: threading.Event) -> None:
-    """Tell the size of what has arrived until `done`; runs in a thread of its own."""
+    """Tell the size of what has arrived until `done`; runs in a thread of its own.
+
+    When nobody listens any more, the agent is gone and the download must not outlive it.
+    """
     while not done.wait(PROGRESS_SECONDS):
-        answers.send(Progress(min(total_bytes, observe_size(blobs)), total_bytes))
+        try:
+            answers.send(Progress(min(total_bytes, observe_size(blobs)), total_bytes))
+        except BrokenPipeError:
+            os._exit(1)
 
 
 def observe_size(blobs: Path) -> int:

@@ -1,14 +1,18 @@
 """Models from a hub: downloaded once, found offline, and never fetched for a question."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from manifests.model import Source
 from node_agent.pool.base import SourceError
 from node_agent.sources.hub import Hub
+from node_agent.sources.hub_messages import HubAction, HubRequest
 from node_agent.sources.resolver import Sources
 from tests.support.fake_hub import COMMIT, REPO, FakeHub, fake_hub
 from tests.support.tiny_models import tiny_model
@@ -118,3 +122,17 @@ async def test_a_download_ends_when_its_engine_is_no_longer_wanted(
     hub.gate.set()
     inspection = await sources(hub, tmp_path).inspect(Source(hub=REPO))
     assert not inspection.on_disk
+
+
+def test_a_download_does_not_outlive_its_agent(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gate.clear()
+    request = HubRequest(action=HubAction.FETCH, repo=REPO, cache=str(tmp_path), endpoint=hub.url)
+    command = [sys.executable, "-m", "node_agent.sources.hub_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(msgspec.json.encode(request) + b"\n")
+        child.stdin.flush()
+        assert hub.weights_asked.wait(30)
+        child.stdout.close()
+        assert child.wait(10) == 1
