@@ -75,6 +75,8 @@ class Fleet:
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Keep the picture current until cancelled."""
+        self._streams.clear()
+        self._tasks.clear()
         async with asyncio.TaskGroup() as group:
             for informer in (self._nodes, self._models, self._engines):
                 group.create_task(informer.run())

@@ -50,23 +50,24 @@ class EventReader:
         self.errored = False
         self.early_error: bytes | None = None
         self.usage: Usage | None = None
+        self._fault = ""
         self._has_data = False
 
     def feed(self, data: bytes) -> Batch:
-        """Return the events that are whole now; what follows `[DONE]` is dropped."""
-        if self.done:
-            return Batch(b"", has_data=False)
+        """Return the events that are whole now; what follows `[DONE]` or a fault is dropped."""
+        if self.done or self._fault:
+            return Batch(b"", has_data=False, fault=self._fault)
         buffer = self._pending + data if self._pending else data
         cut = max(buffer.rfind(b"\n\n") + 2, buffer.rfind(b"\n\r\n") + 3)
         cut = cut if cut > 2 else 0
         self._pending = buffer[cut:]
-        batch = self._check(buffer[:cut])
-        if not batch.fault and len(self._pending) > self._max_event_bytes:
-            return Batch(batch.passed, batch.has_data, "an event without an end")
-        return batch
+        passed, has_data = self._check(buffer[:cut])
+        if not self._fault and len(self._pending) > self._max_event_bytes:
+            self._fault = "an event without an end"
+        return Batch(passed, has_data, self._fault)
 
-    def _check(self, events: bytes) -> Batch:
-        """Return the leading good events. Mutates: done, errored, usage."""
+    def _check(self, events: bytes) -> tuple[bytes, bool]:
+        """Return the leading good events, and whether one has data. Mutates: what is seen."""
         has_data, good, offset = False, 0, 0
         parts: list[bytes] = []
         for line in events.split(b"\n"):
@@ -76,11 +77,12 @@ class EventReader:
                 parts.append(text[5:].strip())
             elif not text:
                 if parts and not self._take(b"\n".join(parts)):
-                    return Batch(events[:good], has_data, "an event that is not JSON")
+                    self._fault = "an event that is not JSON"
+                    break
                 has_data, good, parts = has_data or bool(parts), offset, []
                 if self.done:
                     break
-        return Batch(events[:good], has_data)
+        return events[:good], has_data
 
     def _take(self, payload: bytes) -> bool:
         if payload == _DONE:

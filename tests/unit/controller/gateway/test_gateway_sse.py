@@ -43,6 +43,13 @@ def test_an_event_that_is_not_a_json_object_is_a_fault_and_not_passed(bad: bytes
     assert not reader.done
 
 
+def test_nothing_passes_after_a_fault() -> None:
+    passed, reader, fault = read(GOOD, b"data: {half\n\n", GOOD + DONE)
+    assert passed == GOOD
+    assert fault
+    assert not reader.done
+
+
 def test_what_follows_done_is_dropped() -> None:
     passed, reader, _ = read(GOOD + DONE + GOOD, GOOD)
     assert passed == GOOD + DONE
