@@ -11,6 +11,7 @@ from manifests.units import GIB, Duration, Quantity
 class SsdTier(Declared):
     """The blocks on disk."""
 
+    enabled: bool = True
     directory: str | None = Field(default=None, description="None: a folder under the agent's data")
     size: Quantity = Quantity(text="50Gi", bytes=50 * GIB)
     leave_free: Quantity = Quantity(text="20Gi", bytes=20 * GIB)
@@ -21,14 +22,15 @@ class SsdTier(Declared):
 class HotTier(Declared):
     """The blocks in RAM; counted in the node's memory ledger."""
 
+    enabled: bool = True
     size: Quantity = Quantity(text="1Gi", bytes=GIB)
 
 
 class CacheBudgetSpec(Declared):
-    """What the KV cache may use; None switches a tier off."""
+    """What the KV cache may use; `enabled: false` switches a tier off."""
 
-    ssd: SsdTier | None = Field(default_factory=SsdTier)
-    hot: HotTier | None = Field(default_factory=HotTier)
+    ssd: SsdTier = Field(default_factory=SsdTier)
+    hot: HotTier = Field(default_factory=HotTier)
     block_tokens: Positive = 256
     retention: Duration | None = Field(default=None, description="drop blocks unused for this long")
     isolation: Literal["none", "tenant"] = "none"

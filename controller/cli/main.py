@@ -5,9 +5,8 @@ Data goes to stdout, everything else to stderr. Exit codes are in `controller.cl
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
 
 from controller.cli.chat import chat
@@ -62,21 +61,17 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        result: Any = app(arguments, standalone_mode=False)
-        sys.stdout.flush()
+        app(arguments)
+    except SystemExit as end:
+        # typer has shown its own usage errors by then.
+        return end.code if isinstance(end.code, int) else Exit.OK
     except CliError as error:
         show_error(error)
         return error.code
     except ApiError as error:
         show_error(api_failure(error))
         return api_failure(error).code
-    except click.ClickException as error:
-        error.show()
-        return Exit.USAGE
-    except (KeyboardInterrupt, click.Abort):
-        return Exit.INTERRUPTED
     except BrokenPipeError:
         # The reader left, as `head` does; a second error at interpreter exit helps nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
-    return result if isinstance(result, int) else Exit.OK
+    return Exit.OK

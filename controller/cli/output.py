@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from controller.cli.exits import CliError
 from controller.cli.targets import reference
+from manifests.dump import dump_yaml
 from manifests.scheme import Kind
 
 
@@ -90,4 +90,4 @@ def show_objects(
     if fmt is OutputFormat.JSON:
         say(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        sys.stdout.write(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+        sys.stdout.write(dump_yaml([shown]))

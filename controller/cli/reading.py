@@ -156,7 +156,7 @@ def plan(
     files: Annotated[list[str], typer.Option("-f", "--filename", help="file, directory or -")],
     output: Output = OutputFormat.TABLE,
 ) -> None:
-    """Show which node would take which model, byte by byte, and why others would not."""
+    """Show which node would take which model, and why not."""
     client = client_of(ctx)
     loaded = load_paths(files)
     if loaded.errors:
@@ -179,7 +179,7 @@ def plan(
 
 
 def version(ctx: typer.Context, output: Output = OutputFormat.TABLE) -> None:
-    """Print the versions of this command and of the server."""
+    """Print the versions of this command and the server."""
     mine = client_version()
     client = client_of(ctx)
     try:

@@ -54,7 +54,7 @@ def up(
         typer.Option("--ram", help="RAM a node may think it has; default: an equal share"),
     ] = None,
 ) -> None:
-    """Start a controller and agents on this machine, and stop them all on Ctrl-C."""
+    """Run a whole fleet on this machine; Ctrl-C stops it."""
     try:
         ram_bytes = parse_quantity(ram) if ram else None
     except ValueError as fault:
@@ -196,12 +196,12 @@ def summary_lines(options: UpOptions, nodes: Sequence[dict[str, Any]]) -> list[s
 
 
 def controller(ctx: typer.Context) -> None:
-    """Run a controller in the foreground; all options are passed on (--help lists them)."""
+    """Run a controller (see controller --help)."""
     _become("controller", ctx.args)
 
 
 def agent(ctx: typer.Context) -> None:
-    """Run a node agent in the foreground; all options are passed on (--help lists them)."""
+    """Run a node agent (see agent --help)."""
     _become("node_agent", ctx.args)
 
 

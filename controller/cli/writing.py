@@ -67,7 +67,7 @@ def apply(
         bool, typer.Option("--dry-run", help="ask the server, store nothing")
     ] = False,
 ) -> None:
-    """Make the fleet say what the files say; nothing is applied from files with an error."""
+    """Apply manifests; nothing is applied when one has an error."""
     client = client_of(ctx)
     loaded = load_or_fail(files)
     # The server judges every object before the first write, so one bad object of five stops all.
@@ -76,7 +76,7 @@ def apply(
         try:
             _apply_one(client, item.raw, dry_run=True)
         except ApiError as error:
-            faults.append(f"{item.where.render()} {error.message}")
+            faults.append(f"{item.where} {error.message}")
     if faults:
         for fault in faults:
             note(fault)
@@ -131,7 +131,7 @@ def delete(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="until they are gone")] = True,
     timeout: Annotated[str, typer.Option("--timeout", help="how long to wait")] = "120s",
 ) -> None:
-    """Delete objects by name or by file, and wait until they are gone."""
+    """Delete objects, and wait until they are gone."""
     client = client_of(ctx)
     targets = _targets_to_delete(client, words or [], files or [], everything=everything)
     missing: list[CliError] = []
@@ -187,7 +187,7 @@ def wait(
     timeout: Annotated[str, typer.Option("--timeout", help="how long to wait in all")] = "60s",
     everything: Annotated[bool, typer.Option("--all", help="every object of the kind")] = False,
 ) -> None:
-    """Wait until objects reach a condition; exit code 6 when time runs out."""
+    """Wait for a condition; exit code 6 when time runs out."""
     client = client_of(ctx)
     wanted = parse_goal(goal)
     try:

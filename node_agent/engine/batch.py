@@ -81,6 +81,10 @@ class BatchRunner:
 
     def step(self) -> StepResult:
         """Decode one token of each running row and feed at most one prefill chunk."""
+        if not self._fed_tokens:
+            # Taking stats costs a tenth of a millisecond, so pure decode steps go without.
+            _, token_responses = self._generator.next()
+            return StepResult(tokens=self._read_tokens(token_responses))
         self._generator.prefill_step_size = share_chunk(self._chunk_tokens, len(self._fed_tokens))
         with self._generator.stats() as stats:
             prompt_responses, token_responses = self._generator.next()

@@ -119,7 +119,9 @@ async def spawn(
     Raises: OSError when it cannot be started.
     """
     ours, theirs = socket.socketpair()
-    try:
+    # Whatever goes wrong below, a child that did start sees its socket close and ends.
+    with contextlib.ExitStack() as on_fault, theirs:
+        on_fault.callback(ours.close)
         log_fd = open_log(log_file)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -135,12 +137,7 @@ async def spawn(
             )
         finally:
             os.close(log_fd)
-            theirs.close()
-    except BaseException:
-        # Whatever went wrong, a child that did start sees its socket close and ends.
-        theirs.close()
-        ours.close()
-        raise
+        on_fault.pop_all()
     ours.setblocking(False)
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(lambda: EngineLink(on_event, on_lost), sock=ours)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,29 +14,53 @@ from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.processes
 
-LONG = {"max_tokens": 4000, "temperature": 0, "extra_body": {"ignore_eos": True}}
+LONG: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 MESSAGES: list[Any] = [{"role": "user", "content": "count for a long time"}]
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with running_fleet(tmp_path) as running:
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(fleet: Fleet) -> Iterator[None]:
+    yield
+    for model in fleet.api.list("models")["items"]:
+        fleet.delete_model(model["metadata"]["name"])
+
+
+def still_alive(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """The processes that run after a while; one that waits to be reaped by init has ended."""
+    _gone, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
 
 
+def ask(url: str, **options: Any) -> Any:
+    with client(url) as api:
+        return api.chat.completions.create(**options)
+
+
+def served(url: str) -> set[str]:
+    with client(url) as api:
+        return {model.id for model in api.models.list()}
+
+
 class Stream:
     """A stream read in a thread: how far it is, and how it ended."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, max_tokens: int = 8000) -> None:
         self.pieces = 0
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.first = threading.Event()
-        self._url, self._model = url, model
+        self._left = threading.Event()
+        self._url, self._model, self._max_tokens = url, model, max_tokens
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -45,7 +68,11 @@ class Stream:
         try:
             with client(self._url) as api:
                 chunks = api.chat.completions.create(
-                    model=self._model, messages=MESSAGES, stream=True, **LONG
+                    model=self._model,
+                    messages=MESSAGES,
+                    stream=True,
+                    max_tokens=self._max_tokens,
+                    **LONG,
                 )
                 for chunk in chunks:
                     for choice in chunk.choices:
@@ -53,6 +80,8 @@ class Stream:
                         self.pieces += bool(choice.delta.content)
                     if self.pieces >= 3:
                         self.first.set()
+                    if self._left.is_set():
+                        return
         except Exception as error:  # noqa: BLE001 - shown by the test that reads it
             self.error = error
         finally:
@@ -63,6 +92,11 @@ class Stream:
         assert self.error is None, self.error
         assert self._thread.is_alive(), "the stream is over too early"
         return self
+
+    def leave(self) -> None:
+        """Hang up, as a client does that has heard enough."""
+        self._left.set()
+        self._thread.join(30)
 
     def ended(self, seconds: float = 30) -> "Stream":
         self._thread.join(seconds)
@@ -94,15 +128,14 @@ def test_a_killed_engine_is_an_error_at_once_and_comes_back_while_others_stream_
 
     fleet.wait_condition("models", "first", "Ready", "False")
     fleet.wait_condition("models", "first", "Ready", "True")
-    again = client(fleet.url).chat.completions.create(
-        model="first", messages=MESSAGES, max_tokens=5
-    )
+    again = ask(fleet.url, model="first", messages=MESSAGES, max_tokens=5)
     assert again.usage is not None
     assert again.usage.completion_tokens > 0
     assert fleet.engines("first")[0]["status"]["restarts"] == 1
     assert "SIGKILL" in str(fleet.api.list("events"))
     eventually(lambda: bystander.pieces > before, "the other stream went on")
     assert bystander.error is None
+    bystander.leave()
 
 
 def test_a_restarted_controller_has_lost_nothing_and_cut_no_running_stream(fleet: Fleet) -> None:
@@ -110,7 +143,7 @@ def test_a_restarted_controller_has_lost_nothing_and_cut_no_running_stream(fleet
     agent = fleet.agents["node-1"]
     gateway = fleet.start_gateway()
     eventually(
-        lambda: any(m.id == "first" for m in client(gateway.url).models.list()),
+        lambda: "first" in served(gateway.url),
         "the second gateway sees the model",
     )
     direct = Stream(agent.url, "first").running()
@@ -135,6 +168,8 @@ def test_a_restarted_controller_has_lost_nothing_and_cut_no_running_stream(fleet
     fleet.wait_condition("models", "first", "Ready", "True")
     assert engine_pid(fleet, "first") == pid
     fleet.serve("second", tiny_model("qwen3"))
+    direct.leave()
+    through.leave()
 
 
 def test_killing_the_agent_takes_its_engines_down_within_two_seconds(fleet: Fleet) -> None:
@@ -143,16 +178,13 @@ def test_killing_the_agent_takes_its_engines_down_within_two_seconds(fleet: Flee
     engines = fleet.agents["node-1"].children()
     assert engines
     fleet.agents["node-1"].kill()
-    _gone, alive = psutil.wait_procs(engines, timeout=2)
-    assert alive == []
+    assert still_alive(engines, 2) == []
     assert isinstance(stream.ended(5).error, openai.APIError | httpx.HTTPError)
 
     fleet.agents["node-1"].start()
     fleet.wait_node("node-1")
     fleet.wait_condition("models", "first", "Ready", "True")
-    answer = client(fleet.url).chat.completions.create(
-        model="first", messages=MESSAGES, max_tokens=3
-    )
+    answer = ask(fleet.url, model="first", messages=MESSAGES, max_tokens=3)
     assert answer.choices[0].finish_reason in {"length", "stop"}
 
 
@@ -179,7 +211,7 @@ def test_a_model_that_fits_nowhere_says_what_it_needs_what_is_there_and_the_near
     warnings = [e for e in fleet.api.list("events")["items"] if e["type"] == "Warning"]
     assert any(event["involvedObject"]["name"] == "huge" for event in warnings)
     with pytest.raises(openai.APIStatusError) as refused:
-        client(fleet.url).chat.completions.create(model="huge", messages=MESSAGES)
+        ask(fleet.url, model="huge", messages=MESSAGES)
     assert refused.value.status_code == 503
 
 
@@ -187,20 +219,22 @@ def test_deleting_a_model_stops_its_engine_and_removes_every_trace(fleet: Fleet)
     fleet.serve("first", tiny_model("llama"))
     engine = psutil.Process(engine_pid(fleet, "first"))
     fleet.api.request("DELETE", "/apis/mlxfleet.dev/v1alpha1/models/first")
-    eventually(lambda: not engine.is_running(), "the engine process is gone")
+    eventually(lambda: still_alive([engine], 0) == [], "the engine process is gone")
     eventually(lambda: fleet.engines("first") == [], "the Engine object is gone")
     with pytest.raises(openai.NotFoundError):
-        client(fleet.url).chat.completions.create(model="first", messages=MESSAGES)
+        ask(fleet.url, model="first", messages=MESSAGES)
 
 
 def test_the_agent_drains_on_terminate_and_leaves_no_process(fleet: Fleet) -> None:
-    fleet.serve("first", tiny_model("llama"))
-    agent = fleet.agents["node-1"]
-    engines = agent.children()
+    agent = fleet.start_agent("leaving", "--ram", "8Gi")
+    fleet.serve("first", tiny_model("llama"), nodeSelector={"mlxfleet.dev/node": "leaving"})
+    stream = Stream(agent.url, "first", max_tokens=300).running()
+    children = agent.children()
     assert agent.stop() == 0
-    _gone, alive = psutil.wait_procs(engines, timeout=2)
-    assert alive == []
+    assert stream.ended().error is None
+    assert stream.finish_reason == "length"
+    assert still_alive(children, 2) == []
     eventually(
-        lambda: condition(fleet.find("nodes", "node-1"), "Ready") == "False",
+        lambda: condition(fleet.find("nodes", "leaving"), "Ready") == "False",
         "the node says that its agent stopped",
     )

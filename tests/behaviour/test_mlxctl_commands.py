@@ -78,9 +78,9 @@ def test_five_mistakes_are_five_located_errors_and_nothing_is_applied(fleet: Fle
     done = mlxctl(fleet.url, "apply", "-f", "-", stdin=FIVE_MISTAKES)
     assert done.returncode == 1
     assert done.stdout == ""
-    located = [line for line in done.stderr.splitlines() if line.startswith("-:")]
+    located = [line for line in done.stderr.splitlines() if line.startswith("stdin:")]
     lines = [int(line.split(":")[1]) for line in located]
-    assert lines == [6, 10, 12, 15, 22]
+    assert lines == [6, 10, 12, 15, 23]
     assert "did you mean replicas" in done.stderr
     assert "8Gi" in done.stderr
     assert "nothing was applied" in done.stderr

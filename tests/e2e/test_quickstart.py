@@ -36,20 +36,26 @@ def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=120)
 
 
+def ask(url: str, **options: Any) -> Any:
+    with client(url) as api:
+        return api.chat.completions.create(**options)
+
+
 def streamed(url: str) -> tuple[str, str | None, Any]:
     text, reason, usage = "", None, None
-    chunks = client(url).chat.completions.create(
-        model="smollm2",
-        messages=QUESTION,
-        stream=True,
-        stream_options={"include_usage": True},
-        **OPTIONS,
-    )
-    for chunk in chunks:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            text += choice.delta.content or ""
-            reason = choice.finish_reason or reason
+    with client(url) as api:
+        chunks = api.chat.completions.create(
+            model="smollm2",
+            messages=QUESTION,
+            stream=True,
+            stream_options={"include_usage": True},
+            **OPTIONS,
+        )
+        for chunk in chunks:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
     return text, reason, usage
 
 
@@ -57,7 +63,7 @@ def test_gateway_and_agents_give_the_same_answer_streaming_and_not(fleet: Fleet)
     urls = [fleet.url, *(agent.url for agent in fleet.agents.values())]
     answers = []
     for url in urls:
-        whole = client(url).chat.completions.create(model="smollm2", messages=QUESTION, **OPTIONS)
+        whole = ask(url, model="smollm2", messages=QUESTION, **OPTIONS)
         text, reason, usage = streamed(url)
         choice = whole.choices[0]
         assert (choice.message.content, choice.finish_reason) == (text, reason)
@@ -78,11 +84,10 @@ def test_two_copies_stand_on_two_nodes(fleet: Fleet) -> None:
 
 
 def test_an_alias_serves_like_the_name(fleet: Fleet) -> None:
-    answer = client(fleet.url).chat.completions.create(
-        model="default", messages=QUESTION, **OPTIONS
-    )
+    answer = ask(fleet.url, model="default", messages=QUESTION, **OPTIONS)
     assert "Paris" in (answer.choices[0].message.content or "")
-    assert {"smollm2", "default"} <= {model.id for model in client(fleet.url).models.list()}
+    with client(fleet.url) as api:
+        assert {"smollm2", "default"} <= {model.id for model in api.models.list()}
 
 
 def test_requests_that_come_together_decode_as_one_batch(fleet: Fleet) -> None:
@@ -91,9 +96,7 @@ def test_requests_that_come_together_decode_as_one_batch(fleet: Fleet) -> None:
 
     def ask(index: int) -> int:
         words: list[Any] = [{"role": "user", "content": f"Tell me fact number {index}."}]
-        answer = client(agent.url).chat.completions.create(
-            model="smollm2", messages=words, **options
-        )
+        answer = ask(agent.url, model="smollm2", messages=words, **options)
         assert answer.usage is not None
         return answer.usage.completion_tokens
 

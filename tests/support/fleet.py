@@ -219,6 +219,11 @@ class Fleet:
         self.apply(model_object(name, source, replicas, **spec))
         self.wait_condition("models", name, "Ready", "True")
 
+    def delete_model(self, name: str) -> None:
+        """Delete a model and wait until its engines are gone."""
+        self.api.request("DELETE", f"{API}/models/{name}")
+        eventually(lambda: self.engines(name) == [], f"the engines of {name} are gone")
+
     def state(self) -> str:
         """Return what a person would look at when a test fails."""
         parts = []

@@ -65,6 +65,12 @@ def test_sigterm_is_a_clean_shutdown_that_answers_what_runs():
     assert engine.stop() == 0
 
 
+def test_a_shutdown_during_the_load_is_clean():
+    engine = BareEngine()
+    engine.send(Load(model_path=str(tiny_model("llama"))))
+    assert engine.stop() == 0
+
+
 def test_bad_requests_fail_alone():
     with bare_engine(tiny_model("llama")) as engine:
         rows = engine.run(

@@ -1,5 +1,6 @@
 """Pools of scripted engines."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -28,7 +29,10 @@ async def make_pool(tmp_path: Path) -> AsyncIterator[PoolMaker]:
     pools: list[EnginePool] = []
 
     def make(
-        script: Script | None = None, watch: WatchLimits | None = None, timings: Timings = FAST
+        script: Script | None = None,
+        watch: WatchLimits | None = None,
+        timings: Timings = FAST,
+        clock: Callable[[], float] = time.monotonic,
     ) -> EnginePool:
         settings = PoolSettings(
             log_directory=tmp_path / "logs",
@@ -38,7 +42,7 @@ async def make_pool(tmp_path: Path) -> AsyncIterator[PoolMaker]:
             tick_seconds=0.02,
             drain_seconds=5,
         )
-        pools.append(EnginePool(settings, FixedFiles()))
+        pools.append(EnginePool(settings, FixedFiles(), clock))
         return pools[-1]
 
     yield make

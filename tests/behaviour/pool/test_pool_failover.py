@@ -118,6 +118,18 @@ async def test_a_suspect_engine_takes_no_new_requests_before_it_is_killed(make_p
     assert "not making progress" in refusal.message
 
 
+async def test_an_agent_that_was_stopped_itself_does_not_blame_its_engines(make_pool):
+    """After a SIGSTOP of the agent every heartbeat looks old; the engines are fine."""
+    skipped = [0.0]
+    pool = make_pool(clock=lambda: time.monotonic() + skipped[0])
+    pool.set_wanted({"tiny-0": make_want()})
+    before = await await_ready(pool)
+    skipped[0] = 100.0
+    pool.tick()
+    view = pool.views()[0]
+    assert (view.phase, view.pid, view.restarts) == (EnginePhase.READY, before.pid, 0)
+
+
 async def test_one_failing_row_leaves_its_neighbours_alone(make_pool):
     pool = make_pool(Script(triggers={BAD: "fail@1"}))
     pool.set_wanted({"tiny-0": make_want()})
