@@ -23,7 +23,6 @@ from controller.gateway.app import Gateway, build_gateway
 from controller.http_server import HttpServer, base_url
 from controller.metrics import MetricsPage
 from controller.reconcile.app import Reconcilers, build_controllers
-from controller.registry.events import EventPruner
 from controller.registry.registry import Registry
 from controller.runtime.objects import Objects
 from controller.runtime.remote import RemoteObjects
@@ -130,7 +129,6 @@ class ControllerApp:
     ) -> None:
         parts = ApiParts(registry, session, self._stopping, planner)
         self._routes += api_routes(parts)
-        self._background.append(Background("events", EventPruner(registry).run))
 
     def _add_reconcilers(self, objects: Objects, session: aiohttp.ClientSession) -> Planner | None:
         if Role.RECONCILE not in self._settings.roles:

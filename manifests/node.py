@@ -5,7 +5,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from manifests.meta import Condition, Declared, FleetObject, Reported
+from manifests.meta import (
+    Condition,
+    ConditionStatus,
+    Declared,
+    FleetObject,
+    Reported,
+    find_condition,
+)
+
+# The reason of Ready=False that an agent writes as its last word: its engines have ended.
+AGENT_STOPPED = "AgentStopped"
 
 
 class Taint(Declared):
@@ -89,3 +99,13 @@ class Node(FleetObject):
     kind: Literal["Node"] = "Node"
     spec: NodeSpec = Field(default_factory=NodeSpec)
     status: NodeStatus = Field(default_factory=NodeStatus)
+
+    @property
+    def agent_stopped(self) -> bool:
+        """Whether the agent has said goodbye, so that nothing of ours runs there."""
+        ready = find_condition(self.status.conditions, "Ready")
+        return (
+            ready is not None
+            and ready.status is ConditionStatus.FALSE
+            and ready.reason == AGENT_STOPPED
+        )

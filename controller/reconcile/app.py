@@ -11,6 +11,7 @@ from functools import partial
 import aiohttp
 
 from controller.placement.fleet import NodeView
+from controller.reconcile.event_pruner import EventPruner
 from controller.reconcile.garbage import GarbageCollector
 from controller.reconcile.inspect import HttpInspector
 from controller.reconcile.leases import LeaseRules, NodeHealth
@@ -51,10 +52,9 @@ class Reconcilers:
         rules = LeaseRules(
             settings.missed_leases, settings.replace_grace_seconds, settings.tick_seconds
         )
+        self._pruner = EventPruner(objects)
         self._watch = LeaseWatch(self.fleet, rules, self._health_changed)
-        garbage = GarbageCollector(
-            objects, self.informers, event_ttl_seconds=settings.event_ttl_seconds
-        )
+        garbage = GarbageCollector(objects, self.informers)
         self._garbage = garbage
         resync_seconds = settings.resync_seconds
         self.models = Controller(
@@ -96,6 +96,7 @@ class Reconcilers:
             for informer in self.informers.values():
                 await informer.wait_synced()
             group.create_task(self._watch.run(), name="lease-watch")
+            group.create_task(self._pruner.run(), name="event-pruner")
             for controller in self.controllers:
                 group.create_task(controller.run(), name=f"reconcile-{controller.name}")
 

@@ -1,20 +1,14 @@
-"""Deleting what nobody owns any more, and Events that are old.
+"""Deleting what nobody owns any more.
 
 Owns deletes of dependents. An owner missing from the local copy is looked up in the API before
 anything is deleted on its account. Keys are `plural/name`.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from controller.reconcile.garbage_plan import (
-    owner_plural,
-    plan_event_expiry,
-    plan_garbage,
-)
+from controller.reconcile.garbage_plan import is_garbage, owner_plural
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.event import Event
 from manifests.meta import OwnerReference
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
@@ -23,17 +17,9 @@ from manifests.wire.status import ApiError
 class GarbageCollector:
     """One dependent at a time."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        informers: Mapping[str, Informer],
-        *,
-        event_ttl_seconds: float = 3600.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Watch over the objects of these informers, by plural; `clock` is the epoch's."""
+    def __init__(self, objects: Objects, informers: Mapping[str, Informer]) -> None:
+        """Watch over the objects of these informers, by plural."""
         self._objects, self._informers = objects, informers
-        self._event_ttl_seconds, self._clock = event_ttl_seconds, clock
 
     def keys(self) -> list[str]:
         """Return every object that could be garbage one day."""
@@ -41,7 +27,7 @@ class GarbageCollector:
             f"{plural}/{name}"
             for plural, informer in self._informers.items()
             for name, obj in informer.objects.items()
-            if obj.metadata.owner_references or plural == "events"
+            if obj.metadata.owner_references
         ]
 
     def dependents(self, plural: str, name: str) -> list[str]:
@@ -60,15 +46,11 @@ class GarbageCollector:
         obj = self._informers[plural].objects.get(name)
         if obj is None:
             return Result()
-        if isinstance(obj, Event):
-            verdict = plan_event_expiry(obj, self._event_ttl_seconds, self._clock())
-        else:
-            owners = obj.metadata.owner_references
-            alive = {owner.uid: await self._is_alive(owner) for owner in owners}
-            verdict = plan_garbage(obj, alive)
-        if verdict.delete:
+        owners = obj.metadata.owner_references
+        alive = {owner.uid: await self._is_alive(owner) for owner in owners}
+        if is_garbage(obj, alive):
             await self._delete(plural, name, obj.metadata.uid)
-        return Result(verdict.look_again_seconds)
+        return Result()
 
     async def _is_alive(self, owner: OwnerReference) -> bool:
         plural = owner_plural(owner)

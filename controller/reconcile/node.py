@@ -103,7 +103,8 @@ class NodeReconciler:
             if news is not None:
                 await self._write(node, news)
         bound = [item for item in self._fleet.engines() if item.spec.node == name]
-        for release in plan_releases(bound, health):
+        stopped = node is not None and node.agent_stopped
+        for release in plan_releases(bound, health, agent_stopped=stopped):
             await self._release(release.name, list(release.finalizers), release.resource_version)
         return Result()
 

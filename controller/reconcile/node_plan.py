@@ -52,12 +52,14 @@ def plan_node(node: Node, health: NodeHealth, silence_seconds: float, now: str) 
     return NodeNews(_put(node, new, now), reason, message, warning=True)
 
 
-def plan_releases(engines: list[Engine], health: NodeHealth) -> tuple[Release, ...]:
-    """Return the engines to let go of: being deleted, and their node lost.
+def plan_releases(
+    engines: list[Engine], health: NodeHealth, *, agent_stopped: bool = False
+) -> tuple[Release, ...]:
+    """Return the engines to let go of: being deleted, and their node lost or its agent stopped.
 
     Only our own finalizer goes; one that we do not know is somebody's and stays.
     """
-    if health is not NodeHealth.LOST:
+    if health is not NodeHealth.LOST and not agent_stopped:
         return ()
     return tuple(
         Release(

@@ -8,7 +8,7 @@ class ReconcileSettings:
     """Timings of the reconcilers. Units: seconds.
 
     `missed_leases` times a node's own lease makes it Unknown; `replace_grace_seconds` later its
-    engines are replaced elsewhere. `event_ttl_seconds` bounds how long Events are kept.
+    engines are replaced elsewhere.
     """
 
     missed_leases: int = 3
@@ -18,4 +18,3 @@ class ReconcileSettings:
     unplaced_retry_seconds: float = 15.0
     inspect_timeout_seconds: float = 5.0
     inspect_fresh_seconds: float = 30.0
-    event_ttl_seconds: float = 3600.0

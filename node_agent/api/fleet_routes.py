@@ -17,7 +17,8 @@ from manifests.wire.report import INSPECT_PATH, LOAD_PATH, LOG_PATH, Inspection,
 from node_agent.api.body import read_json_object
 from node_agent.api.changes import Changes, rung
 from node_agent.api.disconnect import GeneratorResponse
-from node_agent.pool.base import Pool, SourceError
+from node_agent.pool.base import Pool
+from node_agent.sources.base import SourceError
 
 _LOG = structlog.get_logger(__name__)
 _LEAST_SECONDS = 0.1

@@ -11,9 +11,8 @@ from typing import Protocol
 
 from manifests.engine import EnginePhase, EngineSpec
 from manifests.errors import Refusal
-from manifests.estimate import ModelShape
-from manifests.model import Source
 from node_agent.engine.messages import Event, Generate, Heartbeat, Loaded
+from node_agent.sources.base import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +23,6 @@ class EngineWant:
     uid: str
     generation: int
     spec: EngineSpec
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """A model directory on this machine and what its headers say."""
-
-    directory: Path
-    weights_bytes: int
-    fingerprint: str
-    shape: ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +110,3 @@ class Pool(Protocol):
     async def close(self, grace_seconds: float) -> None:
         """Stop every engine: shutdown, wait, TERM, wait, KILL."""
         ...
-
-
-class SourceResolver(Protocol):
-    """Turns a declared source into a directory on this machine."""
-
-    async def resolve(self, source: Source, progress: Callable[[int, int], None]) -> ModelFiles:
-        """Return the files, downloading them if need be. Raises SourceError."""
-        ...
-
-
-class SourceError(Exception):
-    """The source cannot be had here; `permanent` means retrying without a change is useless."""
-
-    def __init__(
-        self, message: str, *, permanent: bool = True, code: str = "SourceNotFound"
-    ) -> None:
-        super().__init__(message)
-        self.message, self.permanent, self.code = message, permanent, code

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from manifests.errors import Refusal
-from node_agent.pool.base import EngineView, EngineWant, SourceResolver
+from node_agent.pool.base import EngineView, EngineWant
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.leasing import (
     PoolLease,
@@ -24,6 +24,7 @@ from node_agent.pool.lifecycle import Phase, Started, Unwanted
 from node_agent.pool.run import SlotTools
 from node_agent.pool.settings import PoolSettings
 from node_agent.pool.slot import Slot
+from node_agent.sources.base import SourceResolver
 
 # Longer between two ticks means that the agent was stopped or starved, not the engines.
 _BLIND_SECONDS = 2.0

@@ -24,13 +24,13 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.pool import lifecycle
-from node_agent.pool.base import SourceResolver
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.lifecycle import Effect
 from node_agent.pool.process import EngineProcess, spawn
 from node_agent.pool.rates import RateMeter
 from node_agent.pool.settings import PoolSettings
 from node_agent.pool.streams import RowStream, StreamTable, failed
+from node_agent.sources.base import SourceResolver
 
 
 @dataclass(frozen=True, slots=True)

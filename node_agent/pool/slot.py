@@ -11,13 +11,14 @@ from manifests.errors import Code
 from manifests.model import EngineType
 from node_agent.engine.messages import Generate, Load
 from node_agent.pool import lifecycle
-from node_agent.pool.base import EngineView, EngineWant, ModelFiles, SourceError
+from node_agent.pool.base import EngineView, EngineWant
 from node_agent.pool.engine_log import log_file, rotate_log
 from node_agent.pool.lifecycle import Effect, Phase, Reason, State
 from node_agent.pool.run import EngineRun, SlotTools
 from node_agent.pool.states import transition
 from node_agent.pool.streams import RowStream, failed
 from node_agent.pool.watch import Pulse, can_progress, find_stall
+from node_agent.sources.base import ModelFiles, SourceError
 
 _SHOWN_PHASE = {
     Phase.RESOLVING: EnginePhase.PENDING,

@@ -20,12 +20,13 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
-from node_agent.pool.base import Lease, ModelFiles, Pool, TokenStream
+from node_agent.pool.base import Lease, Pool, TokenStream
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
 from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.serving.sampling import plan_sampling
+from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TextModel, TextModels
 from node_agent.text.stops import StopMatcher
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from node_agent.pool.base import SourceError
+from node_agent.sources.base import SourceError
 from node_agent.sources.hub_messages import (
     Found,
     HubAction,

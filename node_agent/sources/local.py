@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from manifests.weights import WeightsError, inspect_directory
-from node_agent.pool.base import ModelFiles, SourceError
+from node_agent.sources.base import ModelFiles, SourceError
 
 # Size and time of every file that the answer depends on.
 Signature = tuple[tuple[str, int, int], ...]

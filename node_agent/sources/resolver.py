@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from manifests.model import Source
 from manifests.wire.report import Inspection
-from node_agent.pool.base import ModelFiles, SourceError
+from node_agent.sources.base import ModelFiles, SourceError
 from node_agent.sources.hub import Hub, ProgressCallback
 from node_agent.sources.hub_messages import shape_of
 from node_agent.sources.local import DirectoryReader, expand

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from manifests.engine import ENGINE_FINALIZER, Engine, EnginePhase, EngineStatus, Progress
 from manifests.meta import Condition, ConditionStatus, set_condition
+from manifests.node import AGENT_STOPPED
 from manifests.times import format_time
 from node_agent.pool.base import EngineView, EngineWant
 
@@ -150,13 +151,13 @@ def plan_stopped(engines: Mapping[str, Engine], node: str, now: float) -> tuple[
         ready = Condition(
             type="Ready",
             status=ConditionStatus.FALSE,
-            reason="AgentStopped",
+            reason=AGENT_STOPPED,
             message="the node's agent was stopped",
         )
         status = engine.status.model_copy(
             update={
                 "phase": EnginePhase.STOPPED,
-                "reason": "AgentStopped",
+                "reason": AGENT_STOPPED,
                 "message": "the node's agent was stopped",
                 "progress": None,
                 "pid": None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from manifests.engine import NODE_LABEL
 from manifests.meta import Condition, ConditionStatus, ObjectMeta, find_condition, set_condition
-from manifests.node import Node, NodeInfo, NodeStatus, PressureLevel
+from manifests.node import AGENT_STOPPED, Node, NodeInfo, NodeStatus, PressureLevel
 from manifests.times import format_micro_time, format_time, parse_time
 from manifests.wire.listwatch import RawObject
 from node_agent.memory.arbiter import MemoryState
@@ -155,7 +155,7 @@ def _conditions(
     ready = Condition(
         type="Ready",
         status=ConditionStatus.FALSE if state.stopped else ConditionStatus.TRUE,
-        reason="AgentStopped" if state.stopped else "AgentReady",
+        reason=AGENT_STOPPED if state.stopped else "AgentReady",
         message="the agent was stopped" if state.stopped else "the agent renews its lease",
         observed_generation=generation,
     )

@@ -17,7 +17,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
-from node_agent.pool.base import ModelFiles
+from node_agent.sources.base import ModelFiles
 from node_agent.text.detokenizer import Detokenizer, make_detokenizer
 from node_agent.text.messages import (
     HEADER_BYTES,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import Code, Refusal, RequestError
-from node_agent.pool.base import ModelFiles
+from node_agent.sources.base import ModelFiles
 from node_agent.text.detokenizer import Detokenizer, make_detokenizer
 from node_agent.text.messages import EncodeChat, Encoded, EncodeTexts
 from node_agent.text.worker import answer, describe, load_tokenizer

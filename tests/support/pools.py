@@ -10,8 +10,9 @@ from manifests.engine import EngineSpec
 from manifests.estimate import LayerGroup, LayerKind, ModelShape
 from manifests.model import Source
 from node_agent.engine.messages import Event, Failed, Finished, Generate, SamplingParams, Tokens
-from node_agent.pool.base import EngineView, EngineWant, ModelFiles, TokenStream
+from node_agent.pool.base import EngineView, EngineWant, TokenStream
 from node_agent.pool.pool import EnginePool
+from node_agent.sources.base import ModelFiles
 
 SHAPE = ModelShape(
     model_type="llama",

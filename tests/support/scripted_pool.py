@@ -22,7 +22,8 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.memory.base import AdmissionRequest
-from node_agent.pool.base import EngineView, EngineWant, ModelFiles
+from node_agent.pool.base import EngineView, EngineWant
+from node_agent.sources.base import ModelFiles
 
 Script = Callable[[Generate], AsyncIterator[Event]]
 

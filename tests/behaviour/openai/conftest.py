@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from manifests.model import Source
 from manifests.wire.report import Inspection, LoadReport
 from node_agent.api.build import ApiParts, NodeApi, build_api
-from node_agent.pool.base import SourceError
+from node_agent.sources.base import SourceError
 from tests.support.asgi_server import serve_asgi
 from tests.support.local_text import LocalText, LocalTexts, local_text
 from tests.support.scripted_pool import (

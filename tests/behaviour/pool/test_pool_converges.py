@@ -10,9 +10,9 @@ import pytest
 from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal
 from node_agent.engine.messages import Finished
-from node_agent.pool.base import SourceError
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.settings import PoolSettings
+from node_agent.sources.base import SourceError
 from tests.support.pools import (
     await_ready,
     await_view,

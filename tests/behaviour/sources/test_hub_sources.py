@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from manifests.model import Source
-from node_agent.pool.base import SourceError
+from node_agent.sources.base import SourceError
 from node_agent.sources.hub import Hub
 from node_agent.sources.hub_messages import HubAction, HubRequest
 from node_agent.sources.resolver import Sources

@@ -8,7 +8,7 @@ import pytest
 
 from manifests.errors import Code, EngineError, RequestError, Retryable
 from manifests.estimate import ModelShape
-from node_agent.pool.base import ModelFiles
+from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TokenizerPool, TokenizerProcess
 from tests.support.local_text import LocalText
 from tests.support.tiny_tokenizers import write_tokenizer

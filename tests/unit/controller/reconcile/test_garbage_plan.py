@@ -1,7 +1,6 @@
-from typing import Any, cast
+from typing import Any
 
-from controller.reconcile.garbage_plan import Verdict, plan_event_expiry, plan_garbage
-from manifests.event import Event
+from controller.reconcile.garbage_plan import is_garbage
 from manifests.meta import FleetObject
 from manifests.scheme import parse_object
 
@@ -36,16 +35,3 @@ def test_an_object_without_owners_or_already_leaving_is_left_alone() -> None:
 def test_an_owner_that_is_not_ours_to_judge_counts_as_alive() -> None:
     assert plan_garbage(owned(("Deployment", "u1")), {"u1": False}) == KEEP
     assert plan_garbage(owned(("Model", "u1"), api="apps/v1"), {"u1": False}) == KEEP
-
-
-def test_an_event_is_kept_for_its_time_since_it_last_happened() -> None:
-    raw = {
-        "apiVersion": API,
-        "kind": "Event",
-        "metadata": {"name": "e"},
-        "firstTimestamp": "1970-01-01T00:00:10Z",
-        "lastTimestamp": "1970-01-01T00:01:40Z",
-    }
-    event = cast(Event, parse_object(raw))
-    assert plan_event_expiry(event, 3600, 1000) == Verdict(False, 2700)
-    assert plan_event_expiry(event, 3600, 3700) == DELETE

@@ -2,8 +2,8 @@
 
 import pytest
 
-from controller.registry.event_plan import plan_event_prune
-from controller.registry.events import EventPruner
+from controller.reconcile.event_plan import plan_event_prune
+from controller.reconcile.event_pruner import EventPruner
 from controller.registry.registry import DeleteOptions, Registry
 from controller.store.memory import MemoryStore
 from manifests.times import format_time

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from manifests.model import Source
-from node_agent.pool.base import SourceError
 from node_agent.sources import local
+from node_agent.sources.base import SourceError
 from node_agent.sources.resolver import Sources
 from tests.support.checkpoints import LLAMA_CONFIG, write_checkpoint
 

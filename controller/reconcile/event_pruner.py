@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from controller.registry.event_plan import plan_event_prune
+from controller.reconcile.event_plan import plan_event_prune
 from controller.runtime.objects import Objects
 from manifests.wire.status import ApiError
 

@@ -1,4 +1,4 @@
-"""Which Events are old enough to go. Pure; the prune task in `events.py` carries it out."""
+"""Which Events are old enough to go. Pure; `event_pruner.py` carries it out."""
 
 from collections.abc import Sequence
 

@@ -1,0 +1,115 @@
+"""The MLX thread's root: a fault answers every request and ends the engine."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from node_agent.engine import runtime
+from node_agent.engine.loading import LoadedModel
+from node_agent.engine.mailbox import Board, Mailbox
+from node_agent.engine.messages import (
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    Shutdown,
+)
+from node_agent.engine.rows import StepResult
+from node_agent.engine.runtime import ExitCode, Runtime
+
+
+class FaultyRunner:
+    """Holds one row and raises in its second step."""
+
+    max_rows = 1
+    chunk_tokens = 8
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def insert(self, command: Generate) -> int:
+        return 0
+
+    def remove(self, uid: int) -> None:
+        pass
+
+    def step(self) -> StepResult:
+        self.steps += 1
+        if self.steps > 1:
+            raise RuntimeError("[METAL] command buffer failed")
+        return StepResult()
+
+
+def row(name: str) -> Generate:
+    return Generate(request_id=name, prompt=[1], max_tokens=1)
+
+
+def live(monkeypatch: pytest.MonkeyPatch, load: object, *commands: object) -> tuple[int, list]:
+    """Run the runtime on a thread of its own, as the engine does."""
+    monkeypatch.setattr(runtime, "load", load)
+    mailbox, events, codes = Mailbox(), [], []
+    for command in commands:
+        mailbox.put(command)
+
+    def emit(batch: Sequence[Event]) -> None:
+        events.extend(batch)
+
+    thread = threading.Thread(target=lambda: codes.append(Runtime(mailbox, Board(), emit).run()))
+    thread.start()
+    thread.join(30)
+    return codes[0], events
+
+
+def load_faulty(command: Load, progress: object) -> LoadedModel:
+    announcement = Loaded(device="none", mlx_version="0", chunk_tokens=8, active_bytes=0)
+    return LoadedModel(FaultyRunner(), 100, announcement)
+
+
+LOAD = Load(model_path="/nowhere")
+
+
+def test_a_step_that_raises_fails_every_request_and_ends_with_a_code(monkeypatch, capsys):
+    """B51: running and waiting rows are answered, and the process does not live on."""
+    code, events = live(monkeypatch, load_faulty, LOAD, row("running"), row("waiting"))
+    assert code == ExitCode.STEP_FAILED
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert [(one.request_id, one.code, one.retryable) for one in failed] == [
+        ("running", "engine_died", "elsewhere"),
+        ("waiting", "engine_died", "elsewhere"),
+    ]
+    assert "[METAL] command buffer failed" in failed[0].message
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
+    def load(command: Load, progress: object) -> LoadedModel:
+        raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
+
+    code, events = live(monkeypatch, load, LOAD)
+    assert code == ExitCode.LOAD_FAILED
+    (failed,) = events
+    assert isinstance(failed, LoadFailed)
+    assert "use a float32 or a quantized copy" in failed.message
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_shutdown_answers_what_is_queued_and_what_runs(monkeypatch):
+    code, events = live(
+        monkeypatch, load_faulty, LOAD, row("a"), Cancel(request_id="a"), Shutdown(), row("late")
+    )
+    assert code == ExitCode.CLEAN
+    ends = [event for event in events if isinstance(event, Finished | Failed)]
+    assert [(one.request_id, getattr(one, "code", one.__class__.__name__)) for one in ends] == [
+        ("a", "Finished"),
+        ("late", "shutting_down"),
+    ]
+
+
+def test_shutdown_before_the_load_is_clean(monkeypatch):
+    code, events = live(monkeypatch, load_faulty, Shutdown())
+    assert (code, events) == (ExitCode.CLEAN, [])
