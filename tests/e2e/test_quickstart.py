@@ -94,7 +94,7 @@ def test_requests_that_come_together_decode_as_one_batch(fleet: Fleet) -> None:
     agent = fleet.agents["node-1"]
     options = {**OPTIONS, "max_tokens": 48, "extra_body": {"ignore_eos": True}}
 
-    def ask(index: int) -> int:
+    def generate(index: int) -> int:
         words: list[Any] = [{"role": "user", "content": f"Tell me fact number {index}."}]
         answer = ask(agent.url, model="smollm2", messages=words, **options)
         assert answer.usage is not None
@@ -110,7 +110,7 @@ def test_requests_that_come_together_decode_as_one_batch(fleet: Fleet) -> None:
         return int(max(values, default=0))
 
     with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(ask, index) for index in range(8)]
+        answers = [threads.submit(generate, index) for index in range(8)]
         eventually(lambda: running() >= 8, "eight rows decode together")
         assert [answer.result() for answer in answers] == [48] * 8
 
