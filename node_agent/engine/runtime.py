@@ -100,12 +100,14 @@ class Runtime:
 
     def _await_load(self) -> Load:
         while True:
-            for command in self._mailbox.take(IDLE_TURN_SECONDS):
+            self._inbox.extend(self._mailbox.take(IDLE_TURN_SECONDS))
+            if any(isinstance(command, Shutdown) for command in self._inbox):
+                raise _Stopped
+            for command in self._inbox:
                 if isinstance(command, Load):
+                    # What came along with it stays in the inbox for the first turn.
+                    self._inbox.remove(command)
                     return command
-                if isinstance(command, Shutdown):
-                    raise _Stopped
-                self._inbox.append(command)
 
     def _report_progress(self, done_bytes: int, total_bytes: int) -> None:
         self._show(time.monotonic())

@@ -3,8 +3,6 @@
 import threading
 from collections.abc import Sequence
 
-import pytest
-
 from node_agent.engine import runtime
 from node_agent.engine.loading import LoadedModel
 from node_agent.engine.mailbox import Board, Mailbox
@@ -49,17 +47,18 @@ def row(name: str) -> Generate:
     return Generate(request_id=name, prompt=[1], max_tokens=1)
 
 
-def live(monkeypatch: pytest.MonkeyPatch, load: object, *commands: object) -> tuple[int, list]:
+def live(monkeypatch, load, *commands, mailbox: Mailbox | None = None) -> tuple[int, list]:
     """Run the runtime on a thread of its own, as the engine does."""
     monkeypatch.setattr(runtime, "load", load)
-    mailbox, events, codes = Mailbox(), [], []
+    mailbox, events, codes = mailbox or Mailbox(), [], []
     for command in commands:
         mailbox.put(command)
 
     def emit(batch: Sequence[Event]) -> None:
         events.extend(batch)
 
-    thread = threading.Thread(target=lambda: codes.append(Runtime(mailbox, Board(), emit).run()))
+    engine = Runtime(mailbox, Board(), emit)
+    thread = threading.Thread(target=lambda: codes.append(engine.run()), daemon=True)
     thread.start()
     thread.join(30)
     return codes[0], events
@@ -99,13 +98,19 @@ def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
 
 
 def test_shutdown_answers_what_is_queued_and_what_runs(monkeypatch):
-    code, events = live(
-        monkeypatch, load_faulty, LOAD, row("a"), Cancel(request_id="a"), Shutdown(), row("late")
-    )
+    mailbox = Mailbox()
+
+    def load(command: Load, progress: object) -> LoadedModel:
+        for late in (row("a"), Cancel(request_id="a"), row("b"), Shutdown(), row("late")):
+            mailbox.put(late)
+        return load_faulty(command, progress)
+
+    code, events = live(monkeypatch, load, LOAD, mailbox=mailbox)
     assert code == ExitCode.CLEAN
     ends = [event for event in events if isinstance(event, Finished | Failed)]
     assert [(one.request_id, getattr(one, "code", one.__class__.__name__)) for one in ends] == [
         ("a", "Finished"),
+        ("b", "shutting_down"),
         ("late", "shutting_down"),
     ]
 
