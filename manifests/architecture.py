@@ -329,14 +329,19 @@ def _row_elements(fields: ConfigFields, model_type: str, hidden: int) -> int:
     if model_type in MAMBA:
         width, _, state = _mamba(fields)
         return state + 3 * width
-    per_width = 5 if model_type in GATED_DELTA else DENSE_ROW_FACTOR
-    if not _experts(fields):
+    experts = _experts(fields) > 0
+    per_width = DENSE_ROW_FACTOR
+    if model_type in GATED_DELTA:  # its linear layers are counted in what they retain
+        per_width = 3 if experts else 5
+    if not experts:
         return per_width * (_intermediate(fields, hidden) + hidden)
     expert = fields.optional("moe_intermediate_size", "expert_intermediate_size")
     expert = expert or _intermediate(fields, hidden)
     per_token = fields.optional("num_experts_per_tok", "top_k_experts", "moe_topk") or 1
     routed = per_token * (2 * hidden + 5 * expert)
     shared = 5 * (fields.optional("shared_expert_intermediate_size") or 0)
+    if model_type == "llama4_text":
+        shared = 5 * expert
     dense = 0
     if fields.optional("first_k_dense_replace"):
         dense = 5 * _intermediate(fields, hidden)
