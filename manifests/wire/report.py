@@ -28,6 +28,7 @@ class EngineLoad(Reported):
     aliases: tuple[str, ...] = ()
     phase: EnginePhase
     accepting: bool = Field(description="ready, making progress, not draining")
+    wakes: bool = Field(default=False, description="unloaded to make room; a request loads it")
     running: int = 0
     waiting: int = 0
     max_running: int = 0

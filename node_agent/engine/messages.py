@@ -23,13 +23,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
+    """What the engine may hold now; sent before Load, at every poll and at every change.
+
+    `budget_bytes` bounds MLX's active plus cached memory: what the engine holds, what is
+    promised to its requests, and one margin. 0 means no limit. Without `prefill_turn` it
+    decodes but feeds no prompt, because another engine of the node is feeding one.
+    """
+
+    budget_bytes: int = 0
+    margin_bytes: int = 0
+    min_chunk_tokens: int = 32
+    prefill_turn: bool = True
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """First command: load the weights and warm up. `chunk_tokens` 0 lets the engine choose."""
+    """First command: load the weights and warm up. `chunk_tokens` 0 lets the engine choose.
+
+    `shape` is the JSON of a manifests.estimate.ModelShape, for the forward gate's predictions;
+    empty switches the predictions off. `wired_limit_bytes` 0 keeps nothing wired.
+    """
 
     model_path: str
     chunk_tokens: int = 0
     max_running: int = 32
     cache_limit_bytes: int = 0
+    shape: str = ""
+    fused: bool = False
+    wired_limit_bytes: int = 0
+    limits: Limits = Limits()
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -47,6 +69,28 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     """Stop a row at the next step; it ends with Finished(reason="cancelled")."""
 
     request_id: str
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End a row for the node's sake; it ends with Failed and these words."""
+
+    request_id: str
+    code: str
+    message: str
+    retryable: str = "elsewhere"
+
+
+class Reclaim(msgspec.Struct, frozen=True, kw_only=True, tag="reclaim"):
+    """Give MLX's cached buffers back to the system at the next step boundary."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The answer to an Ask; when granted, the new budget came in a Limits before it."""
+
+    request_id: str
+    granted: bool
+    retryable: str = "later"
+    message: str = ""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
@@ -110,6 +154,25 @@ class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     seconds: float
 
 
+class ChunkMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
+    """What one prefill chunk really took, beside the prediction. Units: bytes over the memory
+    held when the chunk began; `context_tokens` counts the prompt tokens held after it.
+    """
+
+    request_id: str
+    chunk_tokens: int
+    context_tokens: int
+    predicted_bytes: int
+    actual_bytes: int
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """A row's next chunk does not fit the budget even when shrunk; it waits for an Answer."""
+
+    request_id: str
+    more_bytes: int
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """A row ended: reason is stop, length or cancelled."""
 
@@ -145,7 +208,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     peak_bytes: int
 
 
-Command = Load | Generate | Cancel | Shutdown
+Command = Load | Limits | Generate | Cancel | Abort | Reclaim | Answer | Shutdown
 Event = (
     Hello | Loading | Loaded | LoadFailed | Tokens | PrefillProgress | Finished | Failed | Heartbeat
 )

@@ -30,8 +30,25 @@ class Reservation(Protocol):
 
 
 class Admission(Protocol):
-    """The one door to memory; two requests never get the same bytes."""
+    """The one door to memory; two requests or loads never get the same bytes."""
 
-    def admit(self, request: AdmissionRequest) -> Reservation | Refusal:
-        """Reserve the request's peak, or say why not, in one step."""
+    async def admit(
+        self, request: AdmissionRequest, *, wait_seconds: float = 0.0
+    ) -> Reservation | Refusal:
+        """Reserve the request's peak; judging and reserving are one step on the loop.
+
+        What can never fit is refused at once. What fits once running work ends waits in a
+        bounded line, first come first served, at most `wait_seconds`; a cancelled caller
+        leaves the line and holds nothing.
+        """
+        ...
+
+    async def admit_load(
+        self, engine: str, need_bytes: int, *, wait_seconds: float = 0.0
+    ) -> Reservation | Refusal:
+        """Reserve a model's bytes before its process starts; idle engines make room first.
+
+        The reservation is released once the weights are in (they are `used` from then on) or
+        the load has failed.
+        """
         ...

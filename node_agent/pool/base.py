@@ -11,7 +11,15 @@ from typing import Protocol
 
 from manifests.engine import EnginePhase, EngineSpec
 from manifests.errors import Refusal
-from node_agent.engine.messages import Event, Generate, Heartbeat, Loaded
+from node_agent.engine.messages import (
+    Ask,
+    ChunkMeasured,
+    Command,
+    Event,
+    Generate,
+    Heartbeat,
+    Loaded,
+)
 from node_agent.sources.base import ModelFiles
 
 
@@ -27,7 +35,11 @@ class EngineWant:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine at one moment. Times are seconds of the pool's clock; None means not yet."""
+    """One engine at one moment. Times are seconds of the pool's clock; None means not yet.
+
+    `idle_seconds` counts from the end of its last request and is None while it has one.
+    `evicted` means unloaded to make room (phase Stopped); the next request brings it back.
+    """
 
     want: EngineWant
     phase: EnginePhase
@@ -48,6 +60,9 @@ class EngineView:
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
     making_progress: bool = False
+    idle_seconds: float | None = None
+    leases: int = 0
+    evicted: bool = False
 
     @property
     def accepting(self) -> bool:
@@ -97,6 +112,25 @@ class Pool(Protocol):
 
     def lease(self, model: str) -> Lease | Refusal:
         """Take the least busy accepting engine that serves a public model name, atomically."""
+        ...
+
+    async def lease_ready(self, model: str, *, wait_seconds: float) -> Lease | Refusal:
+        """Like `lease`, but bring an evicted engine back and wait for it, within the time."""
+        ...
+
+    def unload(self, name: str, reason: str) -> bool:
+        """Evict an idle engine, in one step; False when it is leased, pinned or not Ready.
+
+        It stays wanted: a request loads it again. Its exit and what came back are in its view.
+        """
+        ...
+
+    def send(self, name: str, command: Command) -> bool:
+        """Pass Limits, Abort, Reclaim or Answer to a running engine; False without one."""
+        ...
+
+    def on_memory_event(self, callback: Callable[[str, ChunkMeasured | Ask], None]) -> None:
+        """Call back with an engine's name and what it measured or asks for."""
         ...
 
     def on_change(self, callback: Callable[[], None]) -> None:
