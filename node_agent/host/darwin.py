@@ -1,4 +1,4 @@
-"""macOS facts: phys_footprint through libproc, sysctl and vm_stat.
+"""macOS facts: phys_footprint through libproc, sysctl and vm_stat, panic reports.
 
 Not run on a Mac: written from documented layouts and recorded output, and tested with those.
 The parsers are pure; `LibProc` and `run_text` are the only effects and can be replaced. RSS is
@@ -13,16 +13,25 @@ import struct
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from node_agent.host.base import HostInfo, HostMemory
+from node_agent.host.base import HostInfo, HostMemory, PanicScan
+from node_agent.host.panics import REPORTS, observe_panics
 
 _RUSAGE_V4, _RUSAGE_V4_SIZE = 4, 296
 _RUSAGE_V0, _RUSAGE_V0_SIZE = 0, 96
 _FOOTPRINT_OFFSET = 72
 _MIB = 1 << 20
 
+_MEMSIZE = "hw.memsize"
+_WIRED_LIMIT = "iogpu.wired_limit_mb"
+_LEVEL = "kern.memorystatus_level"
+_KERNEL_PRESSURE = "kern.memorystatus_vm_pressure_level"
+_SWAP = "vm.swapusage"
+
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
+_SWAP_USED = re.compile(r"used = (\d+(?:\.\d+)?)M")
 _PAGES = re.compile(r"^(?P<name>[^:]+):\s+(?P<count>\d+)\.?$", re.M)
 
 RunText = Callable[[tuple[str, ...]], str]
@@ -95,12 +104,27 @@ def parse_vm_stat(text: str) -> VmStat:
     )
 
 
-def parse_wired_limit_mb(text: str) -> int | None:
+def parse_sysctl(text: str) -> dict[str, str]:
+    """Return the `name: value` lines of sysctl; a name the system does not know has none."""
+    pairs = (line.partition(": ") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+def parse_count(text: str | None) -> int | None:
+    """Return a whole number, or None for anything else."""
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def parse_wired_limit_mb(text: str | None) -> int | None:
     """Return the bytes of `iogpu.wired_limit_mb`; 0 or nothing means the system's default."""
-    words = text.split()
-    if not words or not words[-1].isdigit():
-        return None
-    return int(words[-1]) * _MIB or None
+    megabytes = parse_count(text)
+    return megabytes * _MIB if megabytes else None
+
+
+def parse_swap_used(text: str | None) -> int | None:
+    """Return the bytes in use of `vm.swapusage`, which prints MiB with two decimals."""
+    match = _SWAP_USED.search(text or "")
+    return None if match is None else round(float(match[1]) * _MIB)
 
 
 def parse_platform_uuid(text: str) -> str:
@@ -110,33 +134,42 @@ def parse_platform_uuid(text: str) -> str:
 
 
 def run_text(command: tuple[str, ...]) -> str:
-    """Return a command's output, or nothing when it fails or takes over five seconds."""
+    """Return what a command printed, or nothing when it cannot run or takes over five seconds.
+
+    The exit code is not asked: sysctl fails as a whole when it does not know one of the names.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout
 
 
 class DarwinHost:
     """A Mac."""
 
-    def __init__(self, call: RusageCall | None = None, run: RunText = run_text) -> None:
+    def __init__(
+        self,
+        call: RusageCall | None = None,
+        run: RunText = run_text,
+        reports: Path = REPORTS,
+    ) -> None:
         """Use libproc and real commands unless replaced. Raises OSError without libproc."""
         self._call: RusageCall = LibProc() if call is None else call
-        self._run = run
+        self._run, self._reports = run, reports
 
     def info(self) -> HostInfo:
         """Return what does not change while the agent runs."""
+        facts = self._sysctl("machdep.cpu.brand_string", "kern.bootsessionuuid", _MEMSIZE)
         return HostInfo(
             os="darwin",
             arch=platform.machine(),
-            chip=self._sysctl("machdep.cpu.brand_string"),
-            boot_id=self._sysctl("kern.bootsessionuuid"),
+            chip=facts.get("machdep.cpu.brand_string", ""),
+            boot_id=facts.get("kern.bootsessionuuid", ""),
             machine_id=parse_platform_uuid(
                 self._run(("/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
             ),
-            ram_bytes=self._ram_bytes(),
+            ram_bytes=_ram_bytes(facts),
         )
 
     def reading(self, engines_bytes: int) -> HostMemory:  # noqa: ARG002 - the seam's signature
@@ -145,23 +178,34 @@ class DarwinHost:
             pages = parse_vm_stat(self._run(("/usr/bin/vm_stat",)))
         except ValueError as fault:
             raise OSError(str(fault)) from fault
+        facts = self._sysctl(_MEMSIZE, _WIRED_LIMIT, _LEVEL, _KERNEL_PRESSURE, _SWAP)
         return HostMemory(
-            ram_bytes=self._ram_bytes(),
+            ram_bytes=_ram_bytes(facts),
             free_bytes=pages.free_bytes,
             inactive_bytes=pages.inactive_bytes,
             active_bytes=pages.active_bytes,
-            wired_limit_bytes=parse_wired_limit_mb(self._sysctl("iogpu.wired_limit_mb")),
+            wired_limit_bytes=parse_wired_limit_mb(facts.get(_WIRED_LIMIT)),
+            wired_bytes=pages.wired_bytes,
+            compressor_bytes=pages.compressor_bytes,
+            swap_used_bytes=parse_swap_used(facts.get(_SWAP)),
+            available_percent=parse_count(facts.get(_LEVEL)),
+            kernel_pressure=parse_count(facts.get(_KERNEL_PRESSURE)),
         )
 
     def process_footprint_bytes(self, pid: int) -> int | None:
         """Return phys_footprint, or None when the process is gone or not ours."""
         return read_phys_footprint(self._call, pid)
 
-    def _sysctl(self, name: str) -> str:
-        return self._run(("/usr/sbin/sysctl", "-n", name)).strip()
+    def scan_panics(self) -> PanicScan | None:
+        """Return the panic reports of this Mac."""
+        return observe_panics(self._reports)
 
-    def _ram_bytes(self) -> int:
-        text = self._sysctl("hw.memsize")
-        if not text.isdigit():
-            raise OSError("sysctl hw.memsize did not answer")
-        return int(text)
+    def _sysctl(self, *names: str) -> dict[str, str]:
+        return parse_sysctl(self._run(("/usr/sbin/sysctl", *names)))
+
+
+def _ram_bytes(facts: dict[str, str]) -> int:
+    size = parse_count(facts.get(_MEMSIZE))
+    if size is None:
+        raise OSError("sysctl hw.memsize did not answer")
+    return size

@@ -6,10 +6,10 @@ Units: bytes.
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from node_agent.host.base import HostInfo, HostMemory
+from node_agent.host.base import HostInfo, HostMemory, PanicScan
 
 
 def parse_kib_table(text: str) -> dict[str, int]:
@@ -46,7 +46,7 @@ def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """A limit that binds us and what is used of it, caches that can be dropped left out."""
+    """A limit that binds us and what is used of it, file cache that can be dropped left out."""
 
     limit_bytes: int
     used_bytes: int
@@ -68,14 +68,19 @@ def _read_number(path: Path) -> int | None:
 def _observe_group(
     folder: Path, names: tuple[str, str, str], ram_bytes: int
 ) -> CgroupMemory | None:
-    """Read one group's limit; None when there is none below the machine's RAM."""
-    limit_file, usage_file, inactive_key = names
+    """Read one group's limit; None when there is none below the machine's RAM.
+
+    File cache is charged to the group and dropped by the kernel at the limit, recently used or
+    not, so neither list counts as used. Shared memory is on neither.
+    """
+    limit_file, usage_file, prefix = names
     limit = _read_number(folder / limit_file)
     usage = _read_number(folder / usage_file)
     if limit is None or usage is None or limit >= ram_bytes:
         return None
-    inactive = parse_flat_table(_read_text(folder / "memory.stat")).get(inactive_key, 0)
-    return CgroupMemory(limit, max(0, usage - inactive))
+    table = parse_flat_table(_read_text(folder / "memory.stat"))
+    cache = sum(table.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
+    return CgroupMemory(limit, max(0, usage - cache))
 
 
 def observe_cgroup(root: Path, ram_bytes: int) -> CgroupMemory | None:
@@ -86,9 +91,9 @@ def observe_cgroup(root: Path, ram_bytes: int) -> CgroupMemory | None:
         (
             base / "memory",
             v1,
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ),
-        (base, v2, ("memory.max", "memory.current", "inactive_file")),
+        (base, v2, ("memory.max", "memory.current", "")),
     )
     found: list[CgroupMemory] = []
     for mount, path, names in hierarchies:
@@ -151,13 +156,7 @@ class LinuxHost:
         memory = read_linux_memory(meminfo, group)
         if self._wired_limit_bytes is None:
             return memory
-        return HostMemory(
-            memory.ram_bytes,
-            memory.free_bytes,
-            memory.inactive_bytes,
-            memory.active_bytes,
-            self._wired_limit_bytes,
-        )
+        return replace(memory, wired_limit_bytes=self._wired_limit_bytes)
 
     def process_footprint_bytes(self, pid: int) -> int | None:
         """Return PSS where the kernel tells it, else RSS; None when the process is gone."""
@@ -166,6 +165,10 @@ class LinuxHost:
         if pss is not None:
             return pss
         return parse_kib_table(_read_text(folder / "status")).get("VmRSS")
+
+    def scan_panics(self) -> PanicScan | None:
+        """Return None: a Linux machine that panics keeps no report where everybody can read it."""
+        return None
 
     def _chip(self) -> str:
         for line in _read_text(self._root / "proc/cpuinfo").splitlines():

@@ -68,6 +68,53 @@ def test_a_v1_limit_inside_a_container_is_found_at_the_mounts_root(tmp_path: Pat
     assert memory.free_bytes + memory.inactive_bytes == 3 << 30
 
 
+def test_file_cache_charged_to_the_group_is_not_used_whether_recently_read_or_not(
+    tmp_path: Path,
+) -> None:
+    """Recorded inside a container: a gigabyte in use is cache, a model's files among it."""
+    stat = "cache 2286637056\nrss 459776000\ntotal_shmem 9068544\ninactive_file 4096\n"
+    stat += "active_file 692224\ntotal_inactive_file 1554665472\ntotal_active_file 722903040\n"
+    v1 = make_tree(
+        tmp_path / "v1",
+        {
+            "proc/self/cgroup": "4:memory:/x\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 << 30),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "2746318848",
+            "sys/fs/cgroup/memory/memory.stat": stat,
+        },
+    ).reading(0)
+    assert v1.free_bytes + v1.inactive_bytes == (4 << 30) - 468750336
+    v2 = make_tree(
+        tmp_path / "v2",
+        {
+            "proc/self/cgroup": "0::/x\n",
+            "sys/fs/cgroup/x/memory.max": str(4 << 30),
+            "sys/fs/cgroup/x/memory.current": "2746318848",
+            "sys/fs/cgroup/x/memory.stat": "inactive_file 1554665472\nactive_file 722903040\n",
+        },
+    ).reading(0)
+    assert v2.free_bytes + v2.inactive_bytes == (4 << 30) - 468750336
+
+
+def test_the_tightest_of_nested_limits_binds(tmp_path: Path) -> None:
+    memory = make_tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/memory.max": str(2 << 30),
+            "sys/fs/cgroup/a/memory.current": str(1 << 30),
+            "sys/fs/cgroup/a/b/memory.max": str(8 << 30),
+            "sys/fs/cgroup/a/b/memory.current": str(1 << 20),
+        },
+    ).reading(0)
+    assert memory.ram_bytes == 2 << 30
+    assert memory.free_bytes + memory.inactive_bytes == 1 << 30
+
+
+def test_linux_keeps_no_panic_reports(tmp_path: Path) -> None:
+    assert make_tree(tmp_path, {}).scan_panics() is None
+
+
 def test_an_unlimited_v1_group_changes_nothing(tmp_path: Path) -> None:
     memory = make_tree(
         tmp_path,

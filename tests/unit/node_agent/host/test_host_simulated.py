@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from node_agent.host.base import PanicScan
 from node_agent.host.blas import find_openblas, parse_ldconfig
 from node_agent.host.detect import detect_host
 from node_agent.host.simulated import SimulatedHost, SimulatedMachine
@@ -32,6 +33,37 @@ def test_other_apps_can_grow_past_the_machine_without_negative_memory() -> None:
     host = simulated(16)
     host.set_other_apps_bytes(64 * GIB)
     assert host.reading(5 * GIB).free_bytes == 0
+
+
+def test_a_file_lets_other_apps_grow_while_the_agent_runs(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.write_text("3Gi\n")
+    host = SimulatedHost(detect_host(), SimulatedMachine(16 * GIB, other_apps_file=others))
+    assert host.reading(0).active_bytes == 3 * GIB
+    others.write_text("12Gi")
+    assert host.reading(0).free_bytes == 4 * GIB
+    others.write_text("much")
+    with pytest.raises(OSError, match="much"):
+        host.reading(0)
+    host.set_other_apps_bytes(GIB)
+    assert host.reading(0).active_bytes == GIB
+
+
+def test_stranded_memory_is_wired_and_neither_free_nor_anybodys() -> None:
+    host = simulated(16)
+    host.set_stranded_bytes(6 * GIB)
+    memory = host.reading(2 * GIB)
+    assert (memory.free_bytes, memory.wired_bytes) == (8 * GIB, 8 * GIB)
+    assert memory.active_bytes == 0
+
+
+def test_the_gpu_limit_and_panics_can_be_declared_at_run_time() -> None:
+    host = simulated(16)
+    assert host.scan_panics() is None
+    host.set_wired_limit_bytes(9 * GIB)
+    host.set_panics(PanicScan(fault="unreadable"))
+    assert host.reading(0).wired_limit_bytes == 9 * GIB
+    assert host.scan_panics() == PanicScan(fault="unreadable")
 
 
 def test_footprints_are_those_of_real_processes() -> None:
