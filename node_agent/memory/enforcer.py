@@ -1,0 +1,247 @@
+"""The enforcer: carries out what `enforcer_plan` decides, after each sample of memory.
+
+Owns the level in force and nothing else: bytes are the arbiter's, processes the pool's. It also
+makes room when the arbiter asks. The monitor calls `act` after each sample and waits as long as
+it says. Units: bytes; seconds of the agent's monotonic clock.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from manifests.engine import EnginePhase
+from manifests.errors import Code, Retryable
+from manifests.node import PressureLevel
+from node_agent.engine.messages import Abort, Command, Reclaim
+from node_agent.memory.enforcer_plan import (
+    AbortRow,
+    Action,
+    Enforcement,
+    EnforcerRules,
+    EnforcerState,
+    EngineNow,
+    Evict,
+    ReclaimCache,
+    RowNow,
+    ShrinkHotCache,
+    Sighting,
+    plan_enforcement,
+)
+from node_agent.memory.limits import Watermarks
+from node_agent.memory.room_plan import RoomPlan, plan_room
+from node_agent.pool.base import EngineView
+
+_LOG = structlog.get_logger(__name__)
+
+_LEAVING = frozenset({EnginePhase.DRAINING, EnginePhase.STOPPED})
+
+
+class EnforcedPool(Protocol):
+    """What the enforcer needs of the pool."""
+
+    def views(self) -> tuple[EngineView, ...]:
+        """Return every engine."""
+        ...
+
+    def rows(self, name: str) -> tuple[RowNow, ...]:
+        """Return the requests an engine holds."""
+        ...
+
+    def unload(self, name: str, reason: str) -> bool:
+        """Evict an idle engine; False when it is not."""
+        ...
+
+    def send(self, name: str, command: Command) -> bool:
+        """Pass a command to a running engine."""
+        ...
+
+
+class PressuredArbiter(Protocol):
+    """What the enforcer needs of the arbiter."""
+
+    def watermarks(self) -> Watermarks | None:
+        """Return where pressure begins, or None before the first sample."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Return the short high-water mark of what engines hold."""
+        ...
+
+    def engine_footprint_bytes(self, engine: str) -> int:
+        """Return the newest measurement of one engine."""
+        ...
+
+    def set_paused(self, paused: bool) -> None:
+        """Hold new requests in line, one excepted when none runs; must expire by itself."""
+        ...
+
+
+class HotCache(Protocol):
+    """The KV cache in RAM; none yet on a node without the cache tier."""
+
+    def size_bytes(self) -> int:
+        """Return what it holds."""
+        ...
+
+    def shrink(self, target_bytes: int) -> None:
+        """Drop the coldest blocks down to a size."""
+        ...
+
+
+class NoHotCache:
+    """A node without a hot cache."""
+
+    def size_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def shrink(self, target_bytes: int) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcerHooks:
+    """Whom the enforcer tells; `clock` returns seconds.
+
+    `acted` gets each measure that was really taken; `level_changed` the level before and after.
+    """
+
+    acted: Callable[[Action], None] = lambda _: None
+    level_changed: Callable[[PressureLevel, PressureLevel], None] = lambda _, __: None
+    clock: Callable[[], float] = time.monotonic
+    hot_cache: HotCache = field(default_factory=NoHotCache)
+
+
+class Enforcer:
+    """Turns pressure into measures."""
+
+    def __init__(
+        self,
+        pool: EnforcedPool,
+        arbiter: PressuredArbiter,
+        hooks: EnforcerHooks | None = None,
+        rules: EnforcerRules | None = None,
+    ) -> None:
+        self._pool, self._arbiter = pool, arbiter
+        self._hooks, self._rules = hooks or EnforcerHooks(), rules or EnforcerRules()
+        self._state = EnforcerState()
+        self._ready_since: dict[tuple[str, int], float] = {}
+        self._poll_seconds = self._rules.busy_poll_seconds
+
+    @property
+    def level(self) -> PressureLevel:
+        """The level in force."""
+        return self._state.level
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long to wait until the next sample, unless something happens."""
+        return self._poll_seconds
+
+    def act(self) -> None:
+        """Judge the newest sample and do what it asks for. Mutates: the level, the engines."""
+        marks = self._arbiter.watermarks()
+        if marks is None:
+            return
+        before = self._state.level
+        plan = plan_enforcement(self._state, self._look(marks), self._hooks.clock(), self._rules)
+        self._state, self._poll_seconds = plan.state, plan.poll_seconds
+        self._arbiter.set_paused(plan.paused)
+        if plan.state.level is not before:
+            _LOG.info("memory pressure changed", level=plan.state.level.value)
+            self._hooks.level_changed(before, plan.state.level)
+        self._carry_out(plan)
+
+    def make_room(self, engine: str, need_bytes: int, headroom_bytes: int) -> RoomPlan:
+        """Evict idle engines so that a demand of `engine` fits; return what will come back.
+
+        The bytes are there once the processes have ended: look at the ledger again after the
+        next samples. Mutates: the evicted engines.
+        """
+        room = plan_room(need_bytes, headroom_bytes, self._engines(), keep=engine)
+        for name in room.evict:
+            self._evict(Evict(name, f"to make room for {engine}"))
+        return room
+
+    def _carry_out(self, plan: Enforcement) -> None:
+        for action in plan.actions:
+            match action:
+                case Evict():
+                    self._evict(action)
+                case ReclaimCache(engine=engine):
+                    if self._pool.send(engine, Reclaim()):
+                        self._hooks.acted(action)
+                case AbortRow():
+                    self._abort(action)
+                case ShrinkHotCache(target_bytes=target_bytes):
+                    self._hooks.hot_cache.shrink(target_bytes)
+                    self._hooks.acted(action)
+
+    def _evict(self, action: Evict) -> None:
+        if self._pool.unload(action.engine, action.reason):
+            _LOG.info("engine evicted", engine=action.engine, reason=action.reason)
+            self._hooks.acted(action)
+
+    def _abort(self, action: AbortRow) -> None:
+        # `later`: the request is sound; another node may take it now, this one soon.
+        command = Abort(
+            request_id=action.request_id,
+            code=Code.PREFILL_MEMORY_EXCEEDED.value,
+            message=action.message,
+            retryable=Retryable.LATER.value,
+        )
+        if self._pool.send(action.engine, command):
+            _LOG.warning("request aborted", engine=action.engine, request=action.request_id)
+            self._hooks.acted(action)
+            # Its cache goes to MLX's pool of free buffers; only this gives it to the system.
+            self._pool.send(action.engine, Reclaim())
+
+    def _look(self, marks: Watermarks) -> Sighting:
+        engines = self._engines()
+        return Sighting(
+            used_bytes=self._arbiter.used_bytes(),
+            newest_bytes=sum(item.held_bytes for item in engines),
+            marks=marks,
+            engines=engines,
+            hot_cache_bytes=self._hooks.hot_cache.size_bytes(),
+        )
+
+    def _engines(self) -> tuple[EngineNow, ...]:
+        now, views = self._hooks.clock(), self._pool.views()
+        ready = {
+            (view.want.name, view.pid)
+            for view in views
+            if view.pid is not None and view.phase is EnginePhase.READY
+        }
+        self._ready_since = {key: self._ready_since.get(key, now) for key in ready}
+        return tuple(
+            describe_engine(
+                view,
+                self._pool.rows(view.want.name),
+                self._arbiter.engine_footprint_bytes(view.want.name),
+                now - self._ready_since.get((view.want.name, view.pid), now),
+            )
+            for view in views
+            if view.pid is not None
+        )
+
+
+def describe_engine(
+    view: EngineView, rows: tuple[RowNow, ...], held_bytes: int, ready_seconds: float
+) -> EngineNow:
+    """Return one engine as the plan sees it. Pure."""
+    ready = view.phase is EnginePhase.READY
+    return EngineNow(
+        name=view.want.name,
+        held_bytes=held_bytes,
+        pinned=view.want.spec.keep.pinned,
+        ready=ready,
+        leaving=view.phase in _LEAVING,
+        leases=view.leases,
+        idle_seconds=view.idle_seconds if ready else None,
+        ready_seconds=ready_seconds,
+        rows=rows,
+    )
