@@ -18,7 +18,7 @@ class HostMemory:
     compressor, swap in use, the share of RAM that is neither wired nor compressed (percent), and
     the kernel's own pressure level (1 normal, 2 warn, 4 critical). They are shown, and wired
     memory proves what an engine left behind; no limit is made from them. `ceiling_ratio` below 1
-    lowers the limits that do not move with other apps, after kernel panics.
+    lowers the ceilings, after kernel panics.
     """
 
     ram_bytes: int

@@ -48,14 +48,15 @@ def compute_ceilings(reading: MemoryReading, guard: MemoryGuardSpec) -> Ceilings
     """Return the three limits, the least of them, and which one binds.
 
     Source: DESIGN §4. Metal's limit is what the system or the device says, never a share of
-    RAM; with neither known it does not take part.
+    RAM; with neither known it does not take part. A machine that panicked has all of them lowered.
     """
-    ram_bytes = reading.host.ram_bytes
-    static = max(0, ram_bytes - compute_reserve_bytes(ram_bytes, guard))
-    dynamic = max(0, _dynamic_bytes(reading, guard))
+    ram_bytes, ratio = reading.host.ram_bytes, reading.host.ceiling_ratio
+    static = int(ratio * max(0, ram_bytes - compute_reserve_bytes(ram_bytes, guard)))
+    dynamic = int(ratio * max(0, _dynamic_bytes(reading, guard)))
     metal = reading.host.wired_limit_bytes or reading.recommended_working_set_bytes
     limits = {CeilingName.STATIC: static, CeilingName.DYNAMIC: dynamic}
     if metal is not None:
+        metal = int(ratio * metal)
         limits[CeilingName.METAL] = metal
     binding = min(limits, key=lambda name: limits[name])
     return Ceilings(

@@ -1,5 +1,7 @@
 """Ceilings on machines of every size, for every tier, against the design's table."""
 
+from dataclasses import replace
+
 import pytest
 
 from manifests.guard import MemoryGuardSpec, Tier
@@ -144,3 +146,13 @@ def test_pressure_rises_by_level_and_nothing_used_is_never_pressure() -> None:
         compute_ceilings(reading_of(2, free=2), guard_of(Tier.BALANCED)), guard_of(Tier.BALANCED)
     )
     assert classify_pressure(0, nothing) is PressureLevel.OK
+
+
+def test_a_machine_that_panicked_has_every_ceiling_lowered() -> None:
+    reading = reading_of(64, free=60, wired=48)
+    lowered = replace(reading, host=replace(reading.host, ceiling_ratio=0.5))
+    before, after = (compute_ceilings(one, guard_of(Tier.SAFE)) for one in (reading, lowered))
+    assert after.static_bytes == before.static_bytes // 2
+    assert after.dynamic_bytes == before.dynamic_bytes // 2
+    assert after.metal_bytes == 24 * GIB
+    assert (after.hard_bytes, after.abort_bytes) == (24 * GIB, 24 * GIB)
