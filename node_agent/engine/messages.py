@@ -196,7 +196,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """Once a second from the socket's thread: has the step loop moved, and what memory holds.
 
     `steps` counts step-loop turns. It grows while idle too, so a frozen count with
-    `step_seconds` rising means a stuck step.
+    `step_seconds` rising means a stuck step. `waiting` requests wait outside; of the `running`
+    ones, `prefilling` still have prompt to feed and `held` of those wait for an Answer.
+    `over_budget_bytes` is what decode has grown past the budget, which ends no row by itself.
     """
 
     steps: int
@@ -206,11 +208,25 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     active_bytes: int
     cache_bytes: int
     peak_bytes: int
+    prefilling: int = 0
+    held: int = 0
+    prefill_turn: bool = True
+    over_budget_bytes: int = 0
 
 
 Command = Load | Limits | Generate | Cancel | Abort | Reclaim | Answer | Shutdown
 Event = (
-    Hello | Loading | Loaded | LoadFailed | Tokens | PrefillProgress | Finished | Failed | Heartbeat
+    Hello
+    | Loading
+    | Loaded
+    | LoadFailed
+    | Tokens
+    | PrefillProgress
+    | ChunkMeasured
+    | Ask
+    | Finished
+    | Failed
+    | Heartbeat
 )
 
 encode = msgspec.msgpack.Encoder().encode
