@@ -21,7 +21,7 @@ from controller.api.planning import Planner
 from controller.api.routes import ApiParts, api_routes, build_http_app
 from controller.gateway.app import Gateway, build_gateway
 from controller.http_server import HttpServer, base_url
-from controller.metrics import MetricsPage
+from controller.metrics import MetricsPage, ReconcileMetrics
 from controller.reconcile.app import Reconcilers, build_controllers
 from controller.registry.registry import Registry
 from controller.runtime.objects import Objects
@@ -99,7 +99,7 @@ class ControllerApp:
             ProcessCollector(registry=metrics)
             PlatformCollector(registry=metrics)
             registry, objects = await self._open_objects(stack, session)
-            planner = self._add_reconcilers(objects, session)
+            planner = self._add_reconcilers(objects, session, metrics)
             if registry is not None:
                 self._add_api(registry, session, planner)
             if Role.GATEWAY in self._settings.roles:
@@ -130,10 +130,15 @@ class ControllerApp:
         parts = ApiParts(registry, session, self._stopping, planner)
         self._routes += api_routes(parts)
 
-    def _add_reconcilers(self, objects: Objects, session: aiohttp.ClientSession) -> Planner | None:
+    def _add_reconcilers(
+        self, objects: Objects, session: aiohttp.ClientSession, metrics: CollectorRegistry
+    ) -> Planner | None:
         if Role.RECONCILE not in self._settings.roles:
             return None
         reconcilers = build_controllers(objects, session, self._settings.reconcile)
+        passes = ReconcileMetrics(metrics)
+        for controller in reconcilers.controllers:
+            controller.on_pass(passes.observe_pass)
         self._background.append(Background("reconcile", reconcilers.run))
         self._checks["reconcile"] = _synced(lambda: reconcilers.synced)
         return _planner(reconcilers)

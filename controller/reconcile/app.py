@@ -153,7 +153,7 @@ class Reconcilers:
                 self.collector.enqueue(key)
         if obj is None:
             return
-        if obj.metadata.owner_references or plural == "events":
+        if obj.metadata.owner_references:
             self.collector.enqueue(f"{plural}/{name}")
 
 

@@ -26,6 +26,7 @@ class Result:
 
 
 Reconcile = Callable[[str], Awaitable[Result]]
+OnPass = Callable[[str, str, float], None]
 
 
 class Controller:
@@ -51,6 +52,11 @@ class Controller:
         self.passes = 0
         self.faults = 0
         self.last_pass_seconds = 0.0
+        self._on_pass: OnPass | None = None
+
+    def on_pass(self, callback: OnPass) -> None:
+        """Tell of every pass: this controller's name, `ok` or `fault`, and its seconds."""
+        self._on_pass = callback
 
     def enqueue(self, key: str) -> None:
         """Work on a key soon."""
@@ -82,7 +88,7 @@ class Controller:
 
     async def step(self, key: str) -> None:
         """Work on one key once, and queue it again as the outcome demands."""
-        started = time.monotonic()
+        started, faults = time.monotonic(), self.faults
         try:
             result = await self._pass(key)
         except (ApiError, OSError) as fault:
@@ -95,6 +101,9 @@ class Controller:
                 self.queue.add_after(key, result.requeue_after_seconds)
         self.passes += 1
         self.last_pass_seconds = time.monotonic() - started
+        if self._on_pass is not None:
+            outcome = "ok" if self.faults == faults else "fault"
+            self._on_pass(self.name, outcome, self.last_pass_seconds)
 
     async def _pass(self, key: str) -> Result:
         """Reconcile; someone else's write in between is no fault, so look again at once."""

@@ -75,3 +75,12 @@ async def test_all_keys_are_worked_on_at_the_start() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert passes.keys == ["a", "b"]
+
+
+async def test_every_pass_is_told_with_its_outcome() -> None:
+    told: list[tuple[str, str]] = []
+    loop = controller(Passes(OSError("down")))
+    loop.on_pass(lambda name, outcome, seconds: told.append((name, outcome)))
+    await loop.step("a")
+    await loop.step("a")
+    assert told == [(loop.name, "fault"), (loop.name, "ok")]
