@@ -68,6 +68,8 @@ class Refusal:
 
     Units: `estimated_bytes`, `limit_bytes` in bytes; `retry_after_seconds` in seconds.
     `retryable=LATER` turns a 413 into a 503: the prompt fits once memory is free.
+    `fitting_tokens` is the longest prompt that would be taken with the same max_tokens;
+    `node` names whose limit it is, where more than one was asked.
     """
 
     code: Code
@@ -79,6 +81,8 @@ class Refusal:
     limit_bytes: int | None = None
     binding: str | None = None
     retry_after_seconds: int | None = None
+    fitting_tokens: int | None = None
+    node: str | None = None
 
     @property
     def http_status(self) -> int:
