@@ -61,6 +61,24 @@ class PressureLevel(StrEnum):
     EMERGENCY = "emergency"
 
 
+class GuardInForce(Reported):
+    """The memory guard a node follows, and what it makes of this machine. Units: bytes.
+
+    Without a name it is the agent's own default. `ceiling_ratio` below 1 means ceilings lowered
+    after kernel panics; `paused` that new requests wait while others run.
+    """
+
+    name: str = ""
+    tier: str = ""
+    soft_bytes: int = 0
+    hard_bytes: int = 0
+    emergency_bytes: int = 0
+    margin_bytes: int = 0
+    prefill_concurrency: int = 1
+    ceiling_ratio: float = 1.0
+    paused: bool = False
+
+
 class NodeInfo(Reported):
     """What kind of machine this is."""
 
@@ -85,6 +103,8 @@ class NodeStatus(Reported):
     reserved_bytes: int = 0
     headroom_bytes: int = 0
     pressure: PressureLevel = PressureLevel.OK
+    guard: GuardInForce = Field(default_factory=GuardInForce)
+    waiting: int = Field(default=0, description="requests and loads in line for memory")
     engines: int = 0
     lease_time: str = Field(default="", description="RFC 3339 time of the last renewed lease")
     lease_seconds: float = 10.0

@@ -4,6 +4,7 @@ Pure; called by the sync when guards or the node's labels change.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from manifests.guard import MemoryGuard, MemoryGuardSpec
 from manifests.times import parse_time
@@ -15,10 +16,18 @@ def _precedence(guard: MemoryGuard) -> tuple[int, float, str]:
     return (len(guard.spec.node_selector), created, guard.metadata.name or "")
 
 
-def select_guard(
+@dataclass(frozen=True, slots=True)
+class FollowedGuard:
+    """The guard a node follows; without a name it is the agent's own default."""
+
+    name: str
+    spec: MemoryGuardSpec
+
+
+def choose_guard(
     guards: Iterable[MemoryGuard], labels: Mapping[str, str], default: MemoryGuardSpec
-) -> MemoryGuardSpec:
-    """Return the spec of the guard that selects a node by its labels, or the default.
+) -> FollowedGuard:
+    """Return the guard that selects a node by its labels, or the default.
 
     A selector without labels selects every node; one that names more labels stands before it,
     and among equals the newest counts.
@@ -29,4 +38,7 @@ def select_guard(
         if guard.metadata.deletion_timestamp is None
         and all(labels.get(key) == value for key, value in guard.spec.node_selector.items())
     ]
-    return max(matching, key=_precedence).spec if matching else default
+    if not matching:
+        return FollowedGuard("", default)
+    chosen = max(matching, key=_precedence)
+    return FollowedGuard(chosen.metadata.name or "", chosen.spec)

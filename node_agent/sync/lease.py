@@ -15,15 +15,16 @@ from typing import Any
 import structlog
 
 from manifests.errors import Code, FleetError, Refusal
+from manifests.meta import Condition
 from manifests.node import Node, NodeStatus
 from manifests.scheme import dump_object, parse_object
 from manifests.wire.status import ApiError
 from node_agent.sync.client import ApiClient
+from node_agent.sync.conditions import NodeNow
 from node_agent.sync.register import (
     Adopt,
     Create,
     NodeFacts,
-    NodeNow,
     Taken,
     judge_other_agent,
     plan_node_status,
@@ -32,6 +33,8 @@ from node_agent.sync.register import (
 
 _LOG = structlog.get_logger(__name__)
 _ATTEMPTS = 5
+
+Conditions = tuple[Condition, ...]
 
 
 class NodeTakenError(FleetError):
@@ -53,10 +56,14 @@ class LeaseClock:
 
 @dataclass(frozen=True, slots=True)
 class NodeSources:
-    """Where the changing part comes from; `newest` is the watched object, None when unknown."""
+    """Where the changing part comes from; `newest` is the watched object, None when unknown.
+
+    `wrote` is told the conditions before and after each status that the controller took.
+    """
 
     state: Callable[[], NodeNow]
     newest: Callable[[], Node | None] = field(default=lambda: None)
+    wrote: Callable[[Conditions, Conditions], None] = field(default=lambda _, __: None)
 
 
 class LeaseKeeper:
@@ -174,6 +181,7 @@ class LeaseKeeper:
         )
         body: dict[str, Any] = {"status": status.model_dump(mode="json", by_alias=True)}
         self._node = _typed(await self._client.patch_status("nodes", self._facts.name, body))
+        self._sources.wrote(current.conditions, status.conditions)
 
     def _backoff_seconds(self, faults: int) -> float:
         clock = self._clock

@@ -6,16 +6,21 @@ raises its count. Called by the sync.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from manifests.engine import EnginePhase
 from manifests.event import ObjectReference
-from manifests.meta import API_VERSION
+from manifests.meta import API_VERSION, Condition, ConditionStatus, find_condition
+from manifests.node import PressureLevel
 from manifests.times import format_time
 from manifests.units import format_bytes
 from manifests.wire.listwatch import RawObject
+from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache
 from node_agent.pool.base import EngineView
+
+# Conditions of a node whose coming true a person should find among the events.
+_TOLD_CONDITIONS = ("WiredLimitLow", "PanicHistory", "RebootNeeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that happened to an object."""
+    """Something that happened to an object, `count` times."""
 
     kind: str
     name: str
@@ -36,6 +41,21 @@ class Occurrence:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes it a repeat of another."""
+        return (self.uid, self.type, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The object events are about."""
+
+    kind: str
+    name: str
+    uid: str
 
 
 def look(views: Iterable[EngineView]) -> dict[str, Seen]:
@@ -76,6 +96,60 @@ def _about(
     return Occurrence("Engine", view.want.name, view.want.uid, type_, reason, message)
 
 
+def plan_action_occurrence(action: Action, subject: Subject) -> Occurrence:
+    """Return the event of one measure of the enforcer; `subject` is the engine, or the node."""
+    match action:
+        case Evict(reason=reason):
+            return _of(subject, "Normal", "Evicted", f"unloaded while idle: {reason}")
+        case AbortRow(message=message):
+            return _of(subject, "Warning", "PrefillAborted", message)
+        case ReclaimCache():
+            return _of(subject, "Normal", "Reclaimed", "asked to give cached buffers back")
+        case ShrinkHotCache(target_bytes=target):
+            words = f"the hot KV cache was cut to {format_bytes(target)}"
+            return _of(subject, "Normal", "HotCacheShrunk", words)
+
+
+def plan_level_occurrence(
+    before: PressureLevel, after: PressureLevel, words: str, node: Subject
+) -> Occurrence | None:
+    """Return the event of admission being paused or taken up again, if it was."""
+    if before is PressureLevel.OK and after is not PressureLevel.OK:
+        return _of(node, "Warning", "AdmissionPaused", f"memory pressure is {after.value}: {words}")
+    if before is not PressureLevel.OK and after is PressureLevel.OK:
+        return _of(node, "Normal", "AdmissionResumed", f"memory pressure is over: {words}")
+    return None
+
+
+def plan_condition_occurrences(
+    before: tuple[Condition, ...], after: tuple[Condition, ...], node: Subject
+) -> tuple[Occurrence, ...]:
+    """Return the events of conditions that have just come true."""
+    found = []
+    for type_ in _TOLD_CONDITIONS:
+        old, new = find_condition(before, type_), find_condition(after, type_)
+        held = old is not None and old.status is ConditionStatus.TRUE
+        if new is not None and new.status is ConditionStatus.TRUE and not held:
+            found.append(_of(node, "Warning", type_, new.message))
+    return tuple(found)
+
+
+def merge_occurrence(waiting: Iterable[Occurrence], new: Occurrence) -> tuple[Occurrence, ...]:
+    """Return the events to post with one more, a repeat of one that waits counted into it."""
+    kept = list(waiting)
+    for at, old in enumerate(kept):
+        if old.key == new.key:
+            kept[at] = replace(new, count=old.count + new.count)
+            return tuple(kept)
+    return (*kept, new)
+
+
+def _of(
+    subject: Subject, type_: Literal["Normal", "Warning"], reason: str, message: str
+) -> Occurrence:
+    return Occurrence(subject.kind, subject.name, subject.uid, type_, reason, message)
+
+
 def build_event(occurrence: Occurrence, node: str, now: float) -> RawObject:
     """Return the object of a first occurrence; its name is the same for every repeat."""
     key = f"{occurrence.uid}/{occurrence.type}/{occurrence.reason}"
@@ -92,7 +166,7 @@ def build_event(occurrence: Occurrence, node: str, now: float) -> RawObject:
         "type": occurrence.type,
         "reason": occurrence.reason,
         "message": occurrence.message[:1000],
-        "count": 1,
+        "count": occurrence.count,
         "firstTimestamp": stamp,
         "lastTimestamp": stamp,
         "source": {"component": "node-agent", "host": node},
@@ -103,7 +177,7 @@ def plan_repeat(existing: RawObject, event: RawObject) -> RawObject:
     """Return the patch that counts a repeat."""
     count = existing.get("count")
     return {
-        "count": (count if isinstance(count, int) else 1) + 1,
+        "count": (count if isinstance(count, int) else 1) + int(event["count"]),
         "lastTimestamp": event["lastTimestamp"],
         "message": event["message"],
     }

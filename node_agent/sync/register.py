@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from manifests.engine import NODE_LABEL
-from manifests.meta import Condition, ConditionStatus, ObjectMeta, find_condition, set_condition
-from manifests.node import AGENT_STOPPED, Node, NodeInfo, NodeStatus, PressureLevel
+from manifests.meta import ConditionStatus, ObjectMeta, find_condition
+from manifests.node import Node, NodeInfo, NodeStatus
 from manifests.times import format_micro_time, format_time, parse_time
 from manifests.wire.listwatch import RawObject
-from node_agent.memory.arbiter import MemoryState
+from node_agent.sync.conditions import NodeNow, plan_conditions
 
 IDENTITY_ANNOTATION = "mlxfleet.dev/agent-identity"
 MISSED_LEASES = 3
@@ -116,15 +116,6 @@ def judge_other_agent(node: Node, facts: NodeFacts, now: float) -> Taken | None:
     return Taken(message, node.status.lease_time, node.status.lease_seconds, age <= lifetime)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNow:
-    """What changes while the agent runs."""
-
-    memory: MemoryState
-    engines: int
-    stopped: bool = False
-
-
 def plan_node_status(
     current: NodeStatus, facts: NodeFacts, state: NodeNow, observed_generation: int, now: float
 ) -> NodeStatus:
@@ -138,33 +129,15 @@ def plan_node_status(
         used_bytes=memory.used_bytes,
         reserved_bytes=memory.reserved_bytes,
         headroom_bytes=memory.headroom_bytes,
-        pressure=memory.pressure,
+        pressure=state.health.level,
+        guard=state.guard,
+        waiting=state.health.waiting,
         engines=state.engines,
         lease_time=format_micro_time(now),
         lease_seconds=facts.lease_seconds,
         instance=facts.instance,
         info=facts.info,
-        conditions=_conditions(current.conditions, state, observed_generation, format_time(now)),
+        conditions=plan_conditions(
+            current.conditions, state, observed_generation, format_time(now)
+        ),
     )
-
-
-def _conditions(
-    current: tuple[Condition, ...], state: NodeNow, generation: int, now: str
-) -> tuple[Condition, ...]:
-    level = state.memory.pressure
-    ready = Condition(
-        type="Ready",
-        status=ConditionStatus.FALSE if state.stopped else ConditionStatus.TRUE,
-        reason=AGENT_STOPPED if state.stopped else "AgentReady",
-        message="the agent was stopped" if state.stopped else "the agent renews its lease",
-        observed_generation=generation,
-    )
-    pressed = level is not PressureLevel.OK
-    pressure = Condition(
-        type="MemoryPressure",
-        status=ConditionStatus.TRUE if pressed else ConditionStatus.FALSE,
-        reason=f"Pressure{level.value.capitalize()}" if pressed else "EnoughMemory",
-        message=f"binding ceiling: {state.memory.ceilings.binding.value}" if pressed else "",
-        observed_generation=generation,
-    )
-    return set_condition(set_condition(current, ready, now), pressure, now)

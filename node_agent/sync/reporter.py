@@ -13,7 +13,12 @@ import structlog
 
 from manifests.wire.status import ApiError
 from node_agent.sync.client import ApiClient
-from node_agent.sync.occurrences import Occurrence, build_event, plan_repeat
+from node_agent.sync.occurrences import (
+    Occurrence,
+    build_event,
+    merge_occurrence,
+    plan_repeat,
+)
 from node_agent.sync.plan import FinalizerRemoval, Sent, StatusReport, SyncPlan, is_report_due
 
 _LOG = structlog.get_logger(__name__)
@@ -42,8 +47,10 @@ class Reporter:
         self._closed = False
 
     def note(self, occurrences: Iterable[Occurrence]) -> None:
-        """Keep events to post; the oldest are dropped when the controller is away for long."""
-        self._events.extend(occurrences)
+        """Keep events to post, repeats counted into one; the oldest are dropped at a limit."""
+        for occurrence in occurrences:
+            merged = merge_occurrence(self._events, occurrence)
+            self._events = deque(merged, maxlen=_MOST_WAITING_EVENTS)
 
     async def write(self, plan: SyncPlan, now: float) -> None:
         """Write what is due. Raises OSError, ApiError when the controller does not take it."""

@@ -7,7 +7,7 @@ nothing is stopped; when none arrives, the engines last wanted are served from d
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -21,15 +21,18 @@ from manifests.node import Node
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter
-from node_agent.memory.guards import select_guard
+from node_agent.memory.guards import FollowedGuard, choose_guard
 from node_agent.pool.base import EngineWant, Pool
 from node_agent.sync.cached_wants import SavedEngines
 from node_agent.sync.client import ApiClient
+from node_agent.sync.conditions import HealthNow, NodeNow, describe_guard
 from node_agent.sync.figures import observe_figures
 from node_agent.sync.lease import LeaseKeeper, NodeSources, NodeTakenError
-from node_agent.sync.occurrences import Seen, look, plan_occurrences
+from node_agent.sync.news import News
+from node_agent.sync.occurrences import Occurrence
+from node_agent.sync.panics_plan import CLEAR_ANNOTATION
 from node_agent.sync.plan import SyncPlan, plan_stopped, plan_sync, plan_wanted
-from node_agent.sync.register import NodeFacts, NodeNow
+from node_agent.sync.register import NodeFacts
 from node_agent.sync.reporter import Reporter, ReportRules
 
 _LOG = structlog.get_logger(__name__)
@@ -48,6 +51,18 @@ class SyncSettings:
     rules: ReportRules = field(default_factory=ReportRules)
 
 
+@dataclass(frozen=True, slots=True)
+class SyncHooks:
+    """What the sync is told and tells beside the pool and the arbiter.
+
+    `health` is asked for each status; `cleared` gets the annotation by which a person clears the
+    panic history, empty without one.
+    """
+
+    health: Callable[[], HealthNow] = HealthNow
+    cleared: Callable[[str], None] = lambda _: None
+
+
 class Sync:
     """Keeps this node and the declared engines the same."""
 
@@ -58,22 +73,26 @@ class Sync:
         pool: Pool,
         arbiter: Arbiter,
         settings: SyncSettings,
+        hooks: SyncHooks | None = None,
     ) -> None:
         self._facts, self._pool, self._arbiter = facts, pool, arbiter
-        self._settings = settings
+        self._settings, self._hooks = settings, hooks or SyncHooks()
+        self._guard = FollowedGuard("", settings.default_guard)
         node = facts.name
         self._engines = Informer(client, "engines", field_selector=f"spec.node={node}")
         self._nodes = Informer(client, "nodes", field_selector=f"metadata.name={node}")
         self._guards = Informer(client, "memoryguards")
-        self.lease = LeaseKeeper(
-            client, facts, NodeSources(state=self._node_now, newest=self._newest_node)
-        )
         self._reporter = Reporter(client, node, settings.rules)
+        self.news = News(node, self._newest_node, pool, arbiter, self._post)
+        self.lease = LeaseKeeper(
+            client,
+            facts,
+            NodeSources(self._node_now, self._newest_node, self.news.note_conditions),
+        )
         self._changed, self._to_report = asyncio.Event(), asyncio.Event()
         self._disk = SavedEngines(settings.wants_file, node)
         self._saved: Mapping[str, Engine] = {}
         self._wanted: Mapping[str, EngineWant] | None = None
-        self._seen: Mapping[str, Seen] = {}
         self._stopping = False
 
     async def run(self) -> None:
@@ -118,10 +137,13 @@ class Sync:
         except (ApiError, OSError, NodeTakenError) as fault:
             _LOG.info("could not tell the controller of the stop", fault=str(fault))
 
+    def _post(self, occurrences: tuple[Occurrence, ...]) -> None:
+        self._reporter.note(occurrences)
+        if occurrences:
+            self._to_report.set()
+
     def _pool_changed(self) -> None:
-        views = self._pool.views()
-        self._reporter.note(plan_occurrences(self._seen, views))
-        self._seen = look(views)
+        self.news.look_at_pool()
         self._to_report.set()
 
     async def _converge_loop(self) -> None:
@@ -145,6 +167,9 @@ class Sync:
     def _converge(self) -> None:
         """Hand the pool what is declared, and the arbiter the guards."""
         self._follow_guards()
+        node = self._newest_node()
+        if node is not None:
+            self._hooks.cleared(node.metadata.annotations.get(CLEAR_ANNOTATION, ""))
         if not self._engines.synced and not self._saved:
             return
         engines = self._declared()
@@ -168,9 +193,14 @@ class Sync:
         guards = _only(self._guards.objects, MemoryGuard)
         node = self._newest_node()
         labels = self._facts.all_labels if node is None else node.metadata.labels
+        followed = choose_guard(guards.values(), labels, self._settings.default_guard)
+        if followed != self._guard:
+            _LOG.info("memory guard", name=followed.name, tier=followed.spec.tier.value)
+            self._guard = followed
+            self.lease.hurry()
         named = {name: engine.spec.memory_guard for name, engine in self._declared().items()}
         self._arbiter.set_guards(
-            select_guard(guards.values(), labels, self._settings.default_guard),
+            followed.spec,
             {
                 engine: guards[guard].spec
                 for engine, guard in named.items()
@@ -196,7 +226,14 @@ class Sync:
         return plan_sync(self._declared(), views, figures, self._facts.name, time.time())
 
     def _node_now(self) -> NodeNow:
-        return NodeNow(self._arbiter.state(), len(self._pool.views()), self._stopping)
+        memory, health = self._arbiter.state(), self._hooks.health()
+        return NodeNow(
+            memory=memory,
+            engines=len(self._pool.views()),
+            stopped=self._stopping,
+            guard=describe_guard(self._guard.name, self._guard.spec, memory.ceilings, health),
+            health=health,
+        )
 
     def _newest_node(self) -> Node | None:
         found = self._nodes.objects.get(self._facts.name)

@@ -1,9 +1,25 @@
 """Events: told once per change, counted when repeated."""
 
+import pytest
+
 from manifests.engine import EnginePhase, EngineSpec
+from manifests.meta import Condition, ConditionStatus
+from manifests.node import PressureLevel
 from manifests.scheme import parse_object
+from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache
 from node_agent.pool.base import EngineView, EngineWant
-from node_agent.sync.occurrences import build_event, look, plan_occurrences, plan_repeat
+from node_agent.sync.occurrences import (
+    Occurrence,
+    Subject,
+    build_event,
+    look,
+    merge_occurrence,
+    plan_action_occurrence,
+    plan_condition_occurrences,
+    plan_level_occurrence,
+    plan_occurrences,
+    plan_repeat,
+)
 
 SPEC = EngineSpec.model_validate_json(
     '{"model": "m", "node": "here", "revision": "r", "source": {"path": "/m"}}'
@@ -59,3 +75,61 @@ def test_events_of_different_objects_have_different_names() -> None:
         for item in plan_occurrences({}, [view(EnginePhase.READY), other])
     }
     assert len(names) == 2
+
+
+ENGINE, NODE = Subject("Engine", "a", "u1"), Subject("Node", "here", "n1")
+
+
+@pytest.mark.parametrize(
+    ("action", "type_", "reason", "words"),
+    [
+        (Evict("a", "too full"), "Normal", "Evicted", "too full"),
+        (AbortRow("a", "r", "held 9"), "Warning", "PrefillAborted", "held 9"),
+        (ReclaimCache("a"), "Normal", "Reclaimed", "cached buffers"),
+        (ShrinkHotCache(0), "Normal", "HotCacheShrunk", "0 B"),
+    ],
+)
+def test_each_measure_of_the_enforcer_is_told(
+    action: Action, type_: str, reason: str, words: str
+) -> None:
+    told = plan_action_occurrence(action, ENGINE)
+    assert (told.kind, told.name, told.type, told.reason) == ("Engine", "a", type_, reason)
+    assert words in told.message
+
+
+def test_only_the_beginning_and_the_end_of_pressure_are_told() -> None:
+    ok, soft, hard, _ = PressureLevel
+    begun, ended = (
+        plan_level_occurrence(ok, hard, "x", NODE),
+        plan_level_occurrence(soft, ok, "x", NODE),
+    )
+    assert begun is not None
+    assert ended is not None
+    assert (begun.reason, begun.type) == ("AdmissionPaused", "Warning")
+    assert (ended.reason, ended.type) == ("AdmissionResumed", "Normal")
+    assert plan_level_occurrence(soft, hard, "x", NODE) is None
+
+
+def condition(type_: str, status: ConditionStatus) -> Condition:
+    return Condition(type=type_, status=status, reason="r", message="what to do")
+
+
+def test_a_condition_that_comes_true_is_told_once() -> None:
+    true = (condition("WiredLimitLow", ConditionStatus.TRUE),)
+    false = (condition("WiredLimitLow", ConditionStatus.FALSE),)
+    assert [item.reason for item in plan_condition_occurrences((), true, NODE)] == ["WiredLimitLow"]
+    assert plan_condition_occurrences(true, true, NODE) == ()
+    assert plan_condition_occurrences(true, false, NODE) == ()
+    assert plan_condition_occurrences((), (condition("Ready", ConditionStatus.TRUE),), NODE) == ()
+
+
+def test_repeats_that_wait_are_posted_as_one_with_their_count() -> None:
+    one = plan_action_occurrence(ReclaimCache("a"), ENGINE)
+    other = plan_action_occurrence(Evict("a", "x"), ENGINE)
+    waiting: tuple[Occurrence, ...] = ()
+    for item in (one, other, one, one):
+        waiting = merge_occurrence(waiting, item)
+    assert [(item.reason, item.count) for item in waiting] == [("Reclaimed", 3), ("Evicted", 1)]
+    event = build_event(waiting[0], "here", NOW)
+    assert event["count"] == 3
+    assert plan_repeat({"count": 4}, event)["count"] == 7

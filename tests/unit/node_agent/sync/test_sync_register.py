@@ -9,12 +9,12 @@ from manifests.node import Ceilings, Node, NodeInfo, NodeStatus, PressureLevel
 from manifests.scheme import parse_object
 from manifests.times import format_micro_time
 from node_agent.memory.arbiter import MemoryState
+from node_agent.sync.conditions import HealthNow, NodeNow
 from node_agent.sync.register import (
     IDENTITY_ANNOTATION,
     Adopt,
     Create,
     NodeFacts,
-    NodeNow,
     Taken,
     plan_node_status,
     plan_registration,
@@ -97,8 +97,10 @@ def test_an_agent_that_left_or_is_not_heard_any_more_has_left_the_name(ready: st
     assert isinstance(plan_registration(node(ready=ready), FACTS, NOW), Adopt)
 
 
-def memory(pressure: PressureLevel = PressureLevel.OK) -> MemoryState:
-    return MemoryState(100, Ceilings(hard_bytes=90), 50, 10, pressure)
+def memory() -> MemoryState:
+    return MemoryState(
+        capacity_bytes=100, ceilings=Ceilings(hard_bytes=90), used_bytes=50, reserved_bytes=10
+    )
 
 
 def test_the_status_holds_the_lease_the_figures_and_both_conditions() -> None:
@@ -114,14 +116,14 @@ def test_the_status_holds_the_lease_the_figures_and_both_conditions() -> None:
 
 
 def test_conditions_of_others_are_kept() -> None:
-    panic = Condition(type="PanicHistory", status=ConditionStatus.TRUE, reason="Panicked")
-    current = NodeStatus(conditions=(panic,))
+    disk = Condition(type="DiskPressure", status=ConditionStatus.TRUE, reason="Full")
+    current = NodeStatus(conditions=(disk,))
     status = plan_node_status(current, FACTS, NodeNow(memory(), 0), 1, NOW)
-    assert find_condition(status.conditions, "PanicHistory") == panic
+    assert find_condition(status.conditions, "DiskPressure") == disk
 
 
 def test_pressure_and_a_stop_show_as_conditions() -> None:
-    now = NodeNow(memory(PressureLevel.HARD), 0, stopped=True)
+    now = NodeNow(memory(), 0, stopped=True, health=HealthNow(level=PressureLevel.HARD))
     status = plan_node_status(NodeStatus(), FACTS, now, 1, NOW)
     ready = find_condition(status.conditions, "Ready")
     pressure = find_condition(status.conditions, "MemoryPressure")
