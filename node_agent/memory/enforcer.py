@@ -46,10 +46,6 @@ class EnforcedPool(Protocol):
         """Return every engine."""
         ...
 
-    def rows(self, name: str) -> tuple[RowNow, ...]:
-        """Return the requests an engine holds."""
-        ...
-
     def unload(self, name: str, reason: str) -> bool:
         """Evict an idle engine; False when it is not."""
         ...
@@ -220,7 +216,6 @@ class Enforcer:
         return tuple(
             describe_engine(
                 view,
-                self._pool.rows(view.want.name),
                 self._arbiter.engine_footprint_bytes(view.want.name),
                 now - self._ready_since.get((view.want.name, view.pid), now),
             )
@@ -229,9 +224,7 @@ class Enforcer:
         )
 
 
-def describe_engine(
-    view: EngineView, rows: tuple[RowNow, ...], held_bytes: int, ready_seconds: float
-) -> EngineNow:
+def describe_engine(view: EngineView, held_bytes: int, ready_seconds: float) -> EngineNow:
     """Return one engine as the plan sees it. Pure."""
     ready = view.phase is EnginePhase.READY
     return EngineNow(
@@ -243,5 +236,7 @@ def describe_engine(
         leases=view.leases,
         idle_seconds=view.idle_seconds if ready else None,
         ready_seconds=ready_seconds,
-        rows=rows,
+        rows=tuple(
+            RowNow(row.request_id, row.began_at, row.prefilling, row.fed) for row in view.rows
+        ),
     )

@@ -52,11 +52,16 @@ class EnforcerRules:
 
 @dataclass(frozen=True, slots=True)
 class RowNow:
-    """One request on an engine; `began_at` orders requests across engines."""
+    """One request on an engine; `began_at` orders requests across engines.
+
+    `prefilling` until its first token; `fed` once a part of its prompt is in, so that ending it
+    frees something for sure.
+    """
 
     request_id: str
     began_at: float
     prefilling: bool = False
+    fed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +334,10 @@ def _abort_in_emergency(seen: Sighting) -> list[Action]:
     return [] if engine is None else [_abort(engine, row, seen, limit_bytes) for row in engine.rows]
 
 
-def _newest(pair: tuple[EngineNow, RowNow]) -> tuple[float, str]:
-    return (pair[1].began_at, pair[1].request_id)
+def _newest(pair: tuple[EngineNow, RowNow]) -> tuple[bool, float, str]:
+    """Order prefills: those that hold memory for sure, then the newest."""
+    row = pair[1]
+    return (row.fed, row.began_at, row.request_id)
 
 
 def _least_recent(

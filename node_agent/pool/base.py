@@ -34,6 +34,19 @@ class EngineWant:
 
 
 @dataclass(frozen=True, slots=True)
+class RowView:
+    """One request an engine holds. `began_at` is when it was sent, in the pool's clock.
+
+    `prefilling` until its first token; `fed` once a part of its prompt is in.
+    """
+
+    request_id: str
+    began_at: float
+    prefilling: bool = True
+    fed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine at one moment. Times are seconds of the pool's clock; None means not yet.
 
@@ -63,6 +76,7 @@ class EngineView:
     idle_seconds: float | None = None
     leases: int = 0
     evicted: bool = False
+    rows: tuple[RowView, ...] = ()
 
     @property
     def accepting(self) -> bool:

@@ -105,7 +105,7 @@ class EngineRun:
 
     def generate(self, command: Generate) -> RowStream:
         """Send a row; the stream has already failed when the process cannot take it."""
-        stream = RowStream(command.request_id, self._cancel)
+        stream = RowStream(command.request_id, self._cancel, self._tools.clock())
         if command.request_id in self.streams:
             stream.put(failed(command.request_id, Code.INTERNAL, "the request id is in use"))
             return stream

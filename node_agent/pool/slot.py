@@ -117,6 +117,7 @@ class Slot:
             progress_total_bytes=run.total_bytes,
             running=run.streams.running,
             waiting=run.streams.waiting,
+            rows=run.streams.rows,
             prefill_tokens_per_second=run.rates.prefill_tokens_per_second,
             decode_tokens_per_second=run.rates.decode_tokens_per_second,
             making_progress=can_progress(pulse, self._tools.settings.watch),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from manifests.errors import Code, Retryable
 from node_agent.engine.messages import Event, Failed, Finished, PrefillProgress, Tokens
+from node_agent.pool.base import RowView
 
 RowEvent = PrefillProgress | Tokens | Finished | Failed
 
@@ -17,9 +18,12 @@ RowEvent = PrefillProgress | Tokens | Finished | Failed
 class RowStream:
     """The events of one row, for one reader."""
 
-    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self, request_id: str, cancel: Callable[[str], None], began_at: float = 0.0
+    ) -> None:
         self.request_id = request_id
         self.started = False
+        self._began_at, self._fed, self._speaks = began_at, False, False
         self._cancel = cancel
         self._events: deque[RowEvent] = deque()
         self._arrived = asyncio.Event()
@@ -30,11 +34,18 @@ class RowStream:
         """Whether the last event has arrived."""
         return self._ended
 
+    @property
+    def view(self) -> RowView:
+        """The row as it is now."""
+        return RowView(self.request_id, self._began_at, not self._speaks, self._fed)
+
     def put(self, event: RowEvent) -> None:
         """Add an event; what comes after the end is dropped."""
         if self._ended:
             return
         self.started = True
+        self._fed = self._fed or isinstance(event, PrefillProgress)
+        self._speaks = self._speaks or isinstance(event, Tokens)
         self._ended = isinstance(event, Finished | Failed)
         self._events.append(event)
         self._arrived.set()
@@ -78,6 +89,11 @@ class StreamTable:
     def waiting(self) -> int:
         """How many it has not begun."""
         return len(self._streams) - self._running
+
+    @property
+    def rows(self) -> tuple[RowView, ...]:
+        """Every row in flight, in the order they were sent."""
+        return tuple(stream.view for stream in self._streams.values())
 
     def add(self, stream: RowStream) -> None:
         """Expect events for a row."""

@@ -152,6 +152,12 @@ def test_hard_aborts_the_newest_prefill_first_and_one_at_a_time() -> None:
     assert again[1][0] - again[0][0] >= RULES.confirm_seconds
 
 
+def test_a_prompt_that_holds_memory_falls_before_a_newer_one_that_only_waits() -> None:
+    rows = (RowNow("fed", 1, prefilling=True, fed=True), prefill("waiting", 9))
+    found = actions_of([sight(960, busy("a", *rows))] * 5, AbortRow)
+    assert [a.request_id for _, a in found if isinstance(a, AbortRow)] == ["fed"]
+
+
 def test_without_a_prefill_the_least_recently_used_busy_engine_gives_one_request_later() -> None:
     older, newer = busy("old", RowNow("x", 1), RowNow("y", 3)), busy("new", RowNow("z", 8))
     found = actions_of([sight(960, older, newer)] * 30, AbortRow)
