@@ -12,6 +12,7 @@ from controller.gateway.sse import Usage
 from manifests.errors import Code, Refusal, Retryable
 
 _STALE_MAX = 3
+_ABOUT_ONE_NODE = frozenset({Code.MODEL_NOT_FOUND, Code.PREFILL_MEMORY_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def label(ending: Ending) -> str:
         case Refused():
             if is_fault(ending):
                 return "fault"
+            if ending.refusal.code is Code.PREFILL_MEMORY_EXCEEDED:
+                return "refused"
             return "client_error" if ending.refusal.retryable is Retryable.NO else "refused"
 
 
@@ -129,8 +132,9 @@ def plan_next(ending: Ending, history: History, settings: GatewaySettings) -> Ne
 
 def can_help_elsewhere(refused: Refused) -> bool:
     """Whether another endpoint may say yes where this one said no."""
-    # The gateway knows the model, so an agent that does not has just unloaded it.
-    if is_fault(refused) or refused.refusal.code is Code.MODEL_NOT_FOUND:
+    # The gateway knows the model, so an agent that does not has just unloaded it. A no about
+    # memory is one about that node's memory.
+    if is_fault(refused) or refused.refusal.code in _ABOUT_ONE_NODE:
         return True
     return refused.refusal.retryable in {Retryable.ELSEWHERE, Retryable.LATER, Retryable.HERE}
 
@@ -142,16 +146,6 @@ def counts_as_fault(ending: Ending) -> bool:
     return isinstance(ending, Broken) or (
         isinstance(ending, Lost) and not ending.unreachable and not ending.stale
     )
-
-
-def choose_answer(endings: list[Refused | Lost]) -> Refused | Lost:
-    """Return which of several noes the client gets: one that waiting helps, else the last.
-
-    A reasoned no says more than a lost connection.
-    """
-    refused = [item for item in endings if isinstance(item, Refused) and not is_fault(item)]
-    later = [item for item in refused if item.refusal.retryable is Retryable.LATER]
-    return (later or refused or endings)[-1]
 
 
 def lost(message: str, *, unreachable: bool = False, stale: bool = False) -> Lost:

@@ -20,7 +20,10 @@ class EndpointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndpointView:
-    """One engine of one node at its last report. Units: tokens, tokens per second, seconds."""
+    """One engine of one node at its last report. Units: tokens, tokens per second, seconds.
+
+    `tokens_fit_ever` and `ceiling_bytes` say what the node gives on its best day; 0 is unknown.
+    """
 
     key: EndpointKey
     address: str
@@ -38,6 +41,8 @@ class EndpointView:
     decode_tokens_per_second: float
     pressure: PressureLevel
     reported_seconds: float
+    tokens_fit_ever: int = 0
+    ceiling_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +86,6 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, accepting: bool) -> Endpoin
         decode_tokens_per_second=load.decode_tokens_per_second,
         pressure=seen.report.pressure,
         reported_seconds=seen.received_seconds,
+        tokens_fit_ever=load.tokens_fit_ever,
+        ceiling_bytes=seen.report.ceilings.abort_bytes,
     )

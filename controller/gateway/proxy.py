@@ -21,7 +21,6 @@ from controller.gateway.attempts import (
     Lost,
     Next,
     Refused,
-    choose_answer,
     counts_as_fault,
     judge,
     label,
@@ -35,12 +34,14 @@ from controller.gateway.filters import Demand
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import plan_upstream_headers
 from controller.gateway.peek import Peeked
+from controller.gateway.refusals import No, choose_answer, is_memory_refusal, plan_candidates
 from controller.gateway.relay import relay
 from controller.gateway.reservations import Reservations
 from controller.gateway.selection import Circumstances, select_endpoint
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
+from manifests.errors import Retryable
 
 _LOG = structlog.get_logger(__name__)
 
@@ -61,11 +62,12 @@ class Exchange:
 class _Course:
     """What happened to one request so far.
 
-    Endpoints out of reach do not use up attempts: the request never got there.
+    Endpoints out of reach do not use up attempts: the request never got there. Nor do noes about
+    memory, which cost an agent nothing but tokenizing.
     """
 
     tried: set[EndpointKey] = field(default_factory=set)
-    noes: list[Refused | Lost] = field(default_factory=list)
+    noes: list[No] = field(default_factory=list)
     attempts: int = 0
     faults: int = 0
     stale: int = 0
@@ -114,7 +116,7 @@ class Proxy:
             again = endpoint if step is Next.SAME else None
 
     def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
-        candidates = self._fleet.view().candidates(exchange.model)
+        candidates = plan_candidates(self._fleet.view().candidates(exchange.model), course.noes)
         around = Circumstances(
             holds=self._reservations.holds(candidates),
             blocked=self._breakers.blocked(self._clock()),
@@ -173,12 +175,12 @@ class Proxy:
 
     def _count(self, course: _Course, endpoint: EndpointView, ending: Ending) -> None:
         course.tried.add(endpoint.key)
-        if not (isinstance(ending, Lost) and (ending.stale or ending.unreachable)):
-            course.attempts += 1
+        reached = not (isinstance(ending, Lost) and (ending.stale or ending.unreachable))
+        course.attempts += reached and not _never_fits(ending)
         course.stale += isinstance(ending, Lost) and ending.stale
         course.faults += counts_as_fault(ending)
         if isinstance(ending, Refused | Lost):
-            course.noes.append(ending)
+            course.noes.append(No(endpoint, ending))
         if not isinstance(ending, Finished):
             _LOG.info(
                 "attempt_failed",
@@ -206,9 +208,18 @@ class Proxy:
         if not course.noes:
             await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.model))
             return None
-        no = choose_answer(course.noes)
+        candidates = self._fleet.view().candidates(exchange.model)
+        no = choose_answer(course.noes, candidates)
         if isinstance(no, Refused) and no.body is not None and not exchange.down.started:
             await exchange.down.answer(no.status, no.headers, no.body)
         else:
             await exchange.down.refuse(no.refusal)
         return no
+
+
+def _never_fits(ending: Ending) -> bool:
+    return (
+        isinstance(ending, Refused)
+        and is_memory_refusal(ending)
+        and ending.refusal.retryable is Retryable.NO
+    )

@@ -5,10 +5,11 @@ Streams pass event by event, other answers as a whole. Called by the proxy.
 
 import asyncio
 import json
+from dataclasses import replace
 
 import aiohttp
 
-from controller.gateway.asgi import Downstream
+from controller.gateway.asgi import Downstream, find_header
 from controller.gateway.attempts import Broken, Ending, Finished, Lost, Refused, lost
 from controller.gateway.endpoints import EndpointKey
 from controller.gateway.headers import plan_downstream_headers
@@ -116,10 +117,17 @@ def _parse_refusal(
     except (ValueError, RecursionError):
         parsed = None
     refusal = parse_openai_error(status or 500, parsed)
+    if refusal.retry_after_seconds is None:
+        refusal = replace(refusal, retry_after_seconds=_read_retry_after(headers))
     if status is None:
         return Refused(refusal.http_status, (*_event_headers(headers), _JSON), body, refusal)
     ours = isinstance(parsed, dict) and isinstance(parsed.get("error"), dict)
     return Refused(status, headers, body if ours else None, refusal)
+
+
+def _read_retry_after(headers: tuple[tuple[bytes, bytes], ...]) -> int | None:
+    value = find_header(headers, b"retry-after")
+    return int(value) if value is not None and value.isdigit() else None
 
 
 def _event_headers(headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:

@@ -129,6 +129,7 @@ class ScriptedAgent:
     def __init__(self, node: str, *engines: dict[str, Any]) -> None:
         self.node = node
         self.engines = list(engines)
+        self.ceilings: dict[str, Any] = {}
         self.accepting = True
         self.muted = False
         self.garbled = False
@@ -233,6 +234,7 @@ class ScriptedAgent:
             "sequence": sequence,
             "accepting": self.accepting,
             "engines": self.engines,
+            "ceilings": self.ceilings,
         }
 
 

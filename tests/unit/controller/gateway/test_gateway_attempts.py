@@ -9,10 +9,8 @@ from controller.gateway.attempts import (
     Ending,
     Finished,
     History,
-    Lost,
     Next,
     Refused,
-    choose_answer,
     judge,
     label,
     lost,
@@ -33,6 +31,7 @@ def refused(status: int, code: Code, retryable: Retryable, *, own: bool = True) 
 
 TOO_LONG = refused(400, Code.CONTEXT_LENGTH_EXCEEDED, Retryable.NO)
 TOO_BIG_HERE = refused(413, Code.PREFILL_MEMORY_EXCEEDED, Retryable.ELSEWHERE)
+NEVER_HERE = refused(413, Code.PREFILL_MEMORY_EXCEEDED, Retryable.NO)
 FULL = refused(503, Code.QUEUE_FULL, Retryable.LATER)
 DIED = refused(503, Code.ENGINE_DIED, Retryable.LATER)
 FOREIGN = refused(500, Code.UPSTREAM_LOST, Retryable.ELSEWHERE, own=False)
@@ -55,6 +54,7 @@ def history(**changes: Any) -> History:
         (Broken(CUT.refusal), Verdict.FAULT, "broken", Next.DONE),
         (TOO_LONG, Verdict.ALIVE, "client_error", Next.GIVE_UP),
         (TOO_BIG_HERE, Verdict.ALIVE, "refused", Next.ELSEWHERE),
+        (NEVER_HERE, Verdict.ALIVE, "refused", Next.ELSEWHERE),
         (FULL, Verdict.ALIVE, "refused", Next.ELSEWHERE),
         (UNKNOWN, Verdict.ALIVE, "client_error", Next.ELSEWHERE),
         (DIED, Verdict.FAULT, "fault", Next.ELSEWHERE),
@@ -87,14 +87,6 @@ def test_attempts_are_bounded(ending: Ending, so_far: History) -> None:
 
 def test_the_same_node_is_not_tried_for_ever() -> None:
     assert plan_next(STALE, history(stale=9), SETTINGS) is Next.ELSEWHERE
-
-
-def test_the_client_gets_the_no_that_helps_most() -> None:
-    assert choose_answer([FULL, TOO_BIG_HERE, CUT]) is FULL
-    assert choose_answer([TOO_BIG_HERE, CUT]) is TOO_BIG_HERE
-    assert choose_answer([DIED, CUT]) is CUT
-    noes: list[Refused | Lost] = [CUT, DIED]
-    assert choose_answer(noes) is DIED
 
 
 def test_keys_cookies_and_hop_headers_stay_out_of_requests_upstream() -> None:
