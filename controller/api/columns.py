@@ -123,6 +123,11 @@ def _node_ceiling(obj: RawObject, _now: float) -> Cell:
     return f"{format_bytes(hard)} ({dig(obj, 'status', 'ceilings', 'binding')})"
 
 
+def _node_guard(obj: RawObject, _now: float) -> Cell:
+    tier, name = dig(obj, "status", "guard", "tier"), dig(obj, "status", "guard", "name")
+    return f"{name or '<default>'} ({tier})" if tier else None
+
+
 def _selector(obj: RawObject, _now: float) -> Cell:
     labels = dig(obj, "spec", "nodeSelector") or {}
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "<all>"
@@ -177,6 +182,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         Column("Footprint", _bytes_at("status", "footprintBytes"), 1),
         Column("Fits-Now", _at("status", "tokensFitNow"), 1, type="integer"),
+        Column("Fits-Ever", _at("status", "tokensFitEver"), 1, type="integer"),
         Column("Running", _at("status", "running"), 1, type="integer"),
         Column("Waiting", _at("status", "waiting"), 1, type="integer"),
         Column("Revision", _at("spec", "revision"), 1),
@@ -192,6 +198,9 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Engines", _at("status", "engines"), type="integer"),
         AGE,
         Column("Capacity", _bytes_at("status", "capacityBytes"), 1),
+        Column("Reserved", _bytes_at("status", "reservedBytes"), 1),
+        Column("In-Line", _at("status", "waiting"), 1, type="integer"),
+        Column("Guard", _node_guard, 1, description="the memory guard it follows, and the tier"),
         Column("Chip", _at("status", "info", "chip"), 1),
         Column("Address", _at("status", "address"), 1),
         Column("Agent", _at("status", "info", "agentVersion"), 1),

@@ -6,11 +6,12 @@ from typing import Any
 
 import yaml
 
+from controller.cli.describe_node import SHOWN, node_engine_rows, node_memory_lines
 from controller.cli.output import align
 from manifests.times import parse_time
 from manifests.units import format_bytes, format_duration
 
-_BAR_CELLS = 40
+_MOST_NODE_EVENTS = 20
 
 
 def describe_lines(
@@ -18,8 +19,8 @@ def describe_lines(
     events: Iterable[Mapping[str, Any]],
     engines: Iterable[Mapping[str, Any]] = (),
 ) -> list[str]:
-    """Return the description of one object."""
-    metadata, now = obj["metadata"], time.time()
+    """Return the description of one object; a node's events tell of its engines too."""
+    metadata, now, is_node = obj["metadata"], time.time(), obj["kind"] == "Node"
     lines = [
         f"Name:         {metadata['name']}",
         f"Kind:         {obj['kind']}",
@@ -31,53 +32,29 @@ def describe_lines(
         lines.append(f"Deleting:     since {_when(metadata['deletionTimestamp'], now)}")
     status = dict(obj.get("status") or {})
     conditions = status.pop("conditions", None) or []
-    if obj["kind"] == "Node":
-        lines += _memory_lines(status)
+    related = list(engines)
+    if is_node:
+        lines += node_memory_lines(status)
+        status = {key: value for key, value in status.items() if key not in SHOWN}
+        if related:
+            lines += ["", "Engines:", *_indent(node_engine_rows(related))]
     if obj.get("spec"):
         lines += ["", "Spec:", *_yaml(obj["spec"])]
     if status:
         lines += ["", "Status:", *_yaml(_readable(status))]
     if conditions:
         lines += ["", "Conditions:", *_condition_lines(conditions, now)]
-    lines += _engine_lines(list(engines))
+    if is_node:
+        return lines + _event_lines(list(events), now, with_object=True)
+    lines += _engine_lines(related)
     return lines + _event_lines(list(events), now)
 
 
-def memory_bar(used: int, reserved: int, ceiling: int, capacity: int) -> str:
-    """Return one line of RAM: # used, + reserved, . free under the ceiling, space beyond it."""
-    if capacity <= 0:
-        return ""
-    cells = [
-        "#"
-        if position < used
-        else "+"
-        if position < used + reserved
-        else "."
-        if position < ceiling
-        else " "
-        for position in (capacity * (i + 0.5) / _BAR_CELLS for i in range(_BAR_CELLS))
-    ]
-    return "[" + "".join(cells) + "]"
-
-
-def _memory_lines(status: Mapping[str, Any]) -> list[str]:
-    ceilings = status.get("ceilings") or {}
-    capacity, hard = int(status.get("capacityBytes", 0)), int(ceilings.get("hardBytes", 0))
-    used, reserved = int(status.get("usedBytes", 0)), int(status.get("reservedBytes", 0))
-    lines = ["", f"Memory:       {memory_bar(used, reserved, hard, capacity)}"]
-    lines.append(
-        f"              {format_bytes(used)} used (#), {format_bytes(reserved)} reserved (+), "
-        f"{format_bytes(int(status.get('headroomBytes', 0)))} headroom (.)"
-    )
-    parts = []
-    for name in ("static", "dynamic", "metal"):
-        value = ceilings.get(f"{name}Bytes")
-        if value is not None:
-            mark = " <- binding" if ceilings.get("binding") == name else ""
-            parts.append(f"{name} {format_bytes(int(value))}{mark}")
-    lines.append(f"Ceilings:     {', '.join(parts)} of {format_bytes(capacity)} RAM")
-    lines.append(f"Pressure:     {status.get('pressure', 'unknown')}")
-    return lines
+def is_about(event: Mapping[str, Any], uid: str, node: str) -> bool:
+    """Whether an event is a node's: about its object, or told by its agent."""
+    if (event.get("involvedObject") or {}).get("uid") == uid:
+        return True
+    return bool((event.get("source") or {}).get("host") == node)
 
 
 def _condition_lines(conditions: Iterable[Mapping[str, Any]], now: float) -> list[str]:
@@ -116,24 +93,31 @@ def _engine_lines(engines: list[Mapping[str, Any]]) -> list[str]:
     return ["", "Engines:", *_indent(align(header, rows))]
 
 
-def _event_lines(events: list[Mapping[str, Any]], now: float) -> list[str]:
+def _event_lines(
+    events: list[Mapping[str, Any]], now: float, *, with_object: bool = False
+) -> list[str]:
     if not events:
         return ["", "Events:       none"]
+    latest = sorted(events, key=lambda item: item.get("lastTimestamp", ""))
     rows = []
-    for event in sorted(events, key=lambda item: item.get("lastTimestamp", "")):
+    for event in latest[-_MOST_NODE_EVENTS:] if with_object else latest:
         count = int(event.get("count", 1))
         age = _age(event.get("lastTimestamp", ""), now)
         first = _age(event.get("firstTimestamp", ""), now)
+        about = event.get("involvedObject") or {}
         rows.append(
             [
                 event.get("type", ""),
                 event.get("reason", ""),
                 age if count == 1 else f"{age} (x{count} over {first})",
-                (event.get("source") or {}).get("component", ""),
+                f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
+                if with_object
+                else (event.get("source") or {}).get("component", ""),
                 event.get("message", ""),
             ]
         )
-    return ["", "Events:", *_indent(align(["TYPE", "REASON", "AGE", "FROM", "MESSAGE"], rows))]
+    where = "OBJECT" if with_object else "FROM"
+    return ["", "Events:", *_indent(align(["TYPE", "REASON", "AGE", where, "MESSAGE"], rows))]
 
 
 def _readable(value: Any, key: str = "") -> Any:

@@ -7,7 +7,7 @@ import typer
 
 from controller.cli.client import TABLE_ACCEPT, ApiClient
 from controller.cli.context import client_of
-from controller.cli.describe import describe_lines
+from controller.cli.describe import describe_lines, is_about
 from controller.cli.exits import CliError, Exit
 from controller.cli.output import OutputFormat, note, say, show_objects, table_lines
 from controller.cli.plan_view import plan_lines
@@ -122,7 +122,12 @@ def describe(ctx: typer.Context, words: Words) -> None:
                 say("\n")
             first = False
             uid = obj["metadata"].get("uid", "")
-            events = client.list("events", fields=f"involvedObject.uid={uid}")["items"]
+            fields = "" if plural == "nodes" else f"involvedObject.uid={uid}"
+            events = client.list("events", fields=fields)["items"]
+            if plural == "nodes":
+                # What an agent did to engines is news of its node.
+                host = obj["metadata"]["name"]
+                events = [item for item in events if is_about(item, uid, host)]
             related = []
             if plural in {"models", "nodes"}:
                 field = "spec.model" if plural == "models" else "spec.node"

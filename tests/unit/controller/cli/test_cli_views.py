@@ -3,7 +3,8 @@
 import pytest
 
 from controller.cli.client import exit_code_of
-from controller.cli.describe import describe_lines, memory_bar
+from controller.cli.describe import describe_lines, is_about
+from controller.cli.describe_node import memory_bar
 from controller.cli.exits import CliError, Exit
 from controller.cli.output import align, table_lines
 from controller.cli.plan_view import plan_lines
@@ -129,9 +130,72 @@ def test_describe_shows_conditions_and_events_but_not_bookkeeping() -> None:
     event = {"type": "Warning", "reason": "Crashed", "message": "killed", "count": 3}
     text = "\n".join(describe_lines(obj, [event]))
     assert "last-applied" not in text
-    assert "static 12.0 GiB <- binding" in text
+    assert "12.0 GiB <- binding" in text
     assert "(x3 over" in text
     assert "zone=desk" in text
+
+
+def test_a_node_shows_what_each_ceiling_and_level_means_the_guard_and_what_fits() -> None:
+    obj = {
+        "kind": "Node",
+        "metadata": {"name": "a", "uid": "n1"},
+        "status": {
+            "capacityBytes": 16 * GIB,
+            "usedBytes": 9 * GIB,
+            "pressure": "soft",
+            "waiting": 3,
+            "ceilings": {
+                "staticBytes": 12 * GIB,
+                "dynamicBytes": 11 * GIB,
+                "metalBytes": 10 * GIB,
+                "hardBytes": 10 * GIB,
+                "abortBytes": 10 * GIB,
+                "binding": "metal",
+            },
+            "guard": {
+                "name": "careful",
+                "tier": "safe",
+                "softBytes": 8 * GIB,
+                "hardBytes": 9 * GIB,
+                "emergencyBytes": 10 * GIB,
+                "marginBytes": GIB,
+                "prefillConcurrency": 1,
+                "ceilingRatio": 0.81,
+                "paused": True,
+            },
+        },
+    }
+    engine = {
+        "metadata": {"name": "big-0"},
+        "spec": {"model": "big", "node": "a"},
+        "status": {"phase": "Ready", "tokensFitNow": 512, "tokensFitEver": 8192},
+    }
+    event = {
+        "reason": "PrefillAborted",
+        "involvedObject": {"kind": "Engine", "name": "big-0", "uid": "e1"},
+        "source": {"host": "a"},
+    }
+    lines = describe_lines(obj, [event], [engine])
+    text = "\n".join(lines)
+    assert "Pressure:     soft: new requests wait" in text
+    assert "3 waiting for memory, admission paused" in text
+    assert "careful (tier safe), margin 1.00 GiB" in text
+    assert "lowered to 81% after kernel panics" in text
+    metal = next(line for line in lines if line.split()[:1] == ["metal"])
+    assert "10.0 GiB <- binding" in metal
+    assert "iogpu.wired_limit_mb" in metal
+    assert any(line.split()[:3] == ["emergency", "10.0", "GiB"] for line in lines)
+    assert any("512 tokens" in line and "8192 tokens" in line for line in lines)
+    assert any("PrefillAborted" in line and "engine/big-0" in line for line in lines)
+    assert "ceilings:" not in text
+
+
+def test_a_nodes_news_are_those_about_it_and_those_its_agent_tells() -> None:
+    own = {"involvedObject": {"uid": "n1"}, "source": {"component": "controller"}}
+    engines = {"involvedObject": {"uid": "e1"}, "source": {"host": "a"}}
+    assert is_about(own, "n1", "a")
+    assert is_about(engines, "n1", "a")
+    assert not is_about({"involvedObject": {"uid": "e2"}, "source": {"host": "b"}}, "n1", "a")
 
 
 def test_the_end_of_a_process_is_told_in_words() -> None:
