@@ -1,17 +1,22 @@
-"""Once a second: measure the machine and its engines, and feed the arbiter.
+"""Measures the machine and its engines, and feeds the arbiter.
 
-The only reader of the host while the agent runs. Measuring happens on a thread, because the
-kernel walks a large process's page tables for its footprint.
+The only reader of the host's memory while the agent runs: once a second under load, more often
+while the enforcer doubts a reading, less often on an idle node, and at once when a process came
+or went or work begins. Measuring happens on a thread, because the kernel walks a large process's
+page tables for its footprint.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import structlog
 
-from node_agent.host.base import Host
+from node_agent.host.base import Host, HostMemory
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.reading import EngineUse
+from node_agent.memory.stranded_plan import Stranded, WiredHistory, next_wired_history
 from node_agent.pool.base import EngineView, Pool
 
 _LOG = structlog.get_logger(__name__)
@@ -34,18 +39,53 @@ def describe_use(view: EngineView, footprint_bytes: int | None) -> EngineUse | N
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MonitorPace:
+    """What steers the monitor.
+
+    `poll_seconds` is asked after each sample; `ceiling_ratio` is what kernel panics leave of the
+    ceilings; `clock` returns seconds.
+    """
+
+    poll_seconds: Callable[[], float] = lambda: SAMPLE_SECONDS
+    ceiling_ratio: Callable[[], float] = lambda: 1.0
+    clock: Callable[[], float] = time.monotonic
+
+
 class Monitor:
     """Samples and tells."""
 
     def __init__(
-        self, host: Host, pool: Pool, arbiter: Arbiter, after_sample: Callable[[], None]
+        self,
+        host: Host,
+        pool: Pool,
+        arbiter: Arbiter,
+        after_sample: Callable[[], None],
+        pace: MonitorPace | None = None,
     ) -> None:
         """`after_sample` is called on the loop after the arbiter took a sample in."""
         self._host, self._pool, self._arbiter = host, pool, arbiter
-        self._after_sample = after_sample
+        self._after_sample, self._pace = after_sample, pace or MonitorPace()
         self._wake = asyncio.Event()
         self._pids: frozenset[int] = frozenset()
-        pool.on_change(self._wake_on_new_processes)
+        self._memory: HostMemory | None = None
+        self._wired = WiredHistory()
+        self._sleepy = False
+        pool.on_change(self._wake_on_work)
+
+    @property
+    def memory(self) -> HostMemory | None:
+        """The machine's own figures as last read."""
+        return self._memory
+
+    @property
+    def stranded(self) -> tuple[Stranded, ...]:
+        """Engines that ended and whose memory did not come back."""
+        return self._wired.proven
+
+    def wake(self) -> None:
+        """Sample at once instead of at the next poll."""
+        self._wake.set()
 
     async def sample(self) -> None:
         """Measure once. Raises OSError when the machine cannot be read."""
@@ -60,7 +100,10 @@ class Monitor:
         uses = tuple(use for use in pairs if use is not None)
         engines_bytes = self._arbiter.forecast_used_bytes(uses)
         memory = await asyncio.to_thread(self._host.reading, engines_bytes)
-        self._arbiter.observe(memory, uses)
+        held = {(use.engine, use.pid): use.measured_bytes for use in uses}
+        self._wired = next_wired_history(self._wired, memory.wired_bytes, held, self._pace.clock())
+        self._memory = replace(memory, ceiling_ratio=self._pace.ceiling_ratio())
+        self._arbiter.observe(self._memory, uses)
         self._after_sample()
 
     async def run(self) -> None:
@@ -70,8 +113,10 @@ class Monitor:
                 await self.sample()
             except OSError as fault:
                 _LOG.warning("memory not measured", fault=str(fault))
+            wait_seconds = self._pace.poll_seconds()
+            self._sleepy = wait_seconds > SAMPLE_SECONDS
             try:
-                async with asyncio.timeout(SAMPLE_SECONDS):
+                async with asyncio.timeout(wait_seconds):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -81,8 +126,11 @@ class Monitor:
         found = {pid: self._host.process_footprint_bytes(pid) for pid in pids}
         return {pid: size for pid, size in found.items() if size is not None}
 
-    def _wake_on_new_processes(self) -> None:
-        """Sample at once when a process came or went: its memory did too."""
+    def _wake_on_work(self) -> None:
+        """Sample at once when a process came or went, or when an idle node gets work."""
         views = self._pool.views()
         if frozenset(view.pid for view in views if view.pid is not None) != self._pids:
+            self._wake.set()
+        elif self._sleepy and any(view.rows for view in views):
+            self._sleepy = False
             self._wake.set()

@@ -3,6 +3,9 @@
 Builds a `LoadReport` from the pool and the arbiter on demand; streams nothing itself.
 """
 
+from collections.abc import Callable
+
+from manifests.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
 from node_agent.memory.arbiter import Arbiter
 from node_agent.pool.base import EngineView, Pool
@@ -12,8 +15,16 @@ from node_agent.sync.figures import observe_figures
 class LoadSource:
     """Answers what this node could take right now."""
 
-    def __init__(self, node: str, instance: str, pool: Pool, arbiter: Arbiter) -> None:
-        self._node, self._instance = node, instance
+    def __init__(
+        self,
+        node: str,
+        instance: str,
+        pool: Pool,
+        arbiter: Arbiter,
+        level: Callable[[], PressureLevel] | None = None,
+    ) -> None:
+        """`level` is the one in force; without it, that of the newest reading."""
+        self._node, self._instance, self._level = node, instance, level
         self._pool, self._arbiter = pool, arbiter
         self._sequence = 0
         self._accepting = True
@@ -36,7 +47,7 @@ class LoadSource:
             instance=self._instance,
             sequence=self._sequence,
             accepting=self._accepting,
-            pressure=state.pressure,
+            pressure=state.pressure if self._level is None else self._level(),
             ceilings=state.ceilings,
             used_bytes=state.used_bytes,
             reserved_bytes=state.reserved_bytes,
@@ -52,6 +63,7 @@ class LoadSource:
             aliases=tuple(spec.aliases),
             phase=view.phase,
             accepting=self._accepting and view.accepting,
+            wakes=self._accepting and view.evicted,
             running=view.running,
             waiting=view.waiting,
             max_running=spec.batching.max_running,
