@@ -46,6 +46,11 @@ class DataDir:
         """The engines last wanted here."""
         return self.path / "wanted-engines.json"
 
+    @property
+    def panics_file(self) -> Path:
+        """The kernel panics of this machine that concern us."""
+        return self.path / "panic-history.json"
+
     def release(self) -> None:
         """Let another agent have the directory."""
         os.close(self._lock)

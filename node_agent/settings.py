@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.meta import NAME_PATTERN
 from manifests.units import parse_duration, parse_quantity
-from node_agent.host.simulated import SimulatedMachine
+from node_agent.host.simulated import SimulatedMachine, read_quantity_file
 from node_agent.sync.identity import node_name_of
 
 _T = TypeVar("_T")
@@ -80,7 +80,11 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--grace", default="30s", metavar="DURATION", help="time for running requests at a stop")
     add("--ram", metavar="QUANTITY", help="simulate a machine with this much memory")
     add("--wired-limit", metavar="QUANTITY", help="the simulated machine's iogpu.wired_limit")
-    add("--other-apps", metavar="QUANTITY", help="memory other apps use on the simulated machine")
+    add(
+        "--other-apps",
+        metavar="QUANTITY",
+        help="memory other apps use on the simulated machine; @FILE reads it anew each time",
+    )
     add("--log-format", default="text", choices=("text", "json"), help="logs go to stderr")
     return parser
 
@@ -139,6 +143,16 @@ def parse_tier(text: str) -> MemoryGuardSpec:
     return MemoryGuardSpec(tier=Tier(text))
 
 
+def read_quantity(text: str) -> int:
+    """Return the bytes of a quantity, or of the file that `@FILE` names. Raises ValueError."""
+    if not text.startswith("@"):
+        return parse_quantity(text)
+    try:
+        return read_quantity_file(Path(text[1:]))
+    except OSError as fault:
+        raise ValueError(f"cannot read {text}: {fault}") from fault
+
+
 def _parse_simulated(options: argparse.Namespace, faults: _Faults) -> SimulatedMachine | None:
     extras = {"--wired-limit": options.wired_limit, "--other-apps": options.other_apps}
     if options.ram is None:
@@ -148,12 +162,16 @@ def _parse_simulated(options: argparse.Namespace, faults: _Faults) -> SimulatedM
     ram = faults.take("--ram", parse_quantity, options.ram, 1)
     if ram == 0:
         faults.lines.append("--ram: must be more than 0")
+    others = options.other_apps or ""
+    file = Path(others[1:]).absolute() if others.startswith("@") else None
     bytes_of = {
-        flag: faults.take(flag, parse_quantity, text, 0)
+        flag: faults.take(flag, read_quantity, text, 0)
         for flag, text in extras.items()
         if text is not None
     }
-    return SimulatedMachine(ram, bytes_of.get("--wired-limit"), bytes_of.get("--other-apps", 0))
+    return SimulatedMachine(
+        ram, bytes_of.get("--wired-limit"), bytes_of.get("--other-apps", 0), file
+    )
 
 
 def parse_settings(arguments: Sequence[str]) -> AgentSettings:

@@ -53,6 +53,15 @@ def test_quantities_of_the_simulated_machine_are_checked() -> None:
         parse_settings(["--ram", "0"])
 
 
+def test_other_apps_of_a_simulated_machine_can_live_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "others"
+    file.write_text("3Gi")
+    settings = parse_settings(["--name", "a", "--ram", "16Gi", "--other-apps", f"@{file}"])
+    assert settings.simulated == SimulatedMachine(16 * GIB, None, 3 * GIB, file)
+    with pytest.raises(SettingsError, match="--other-apps: cannot read"):
+        parse_settings(["--ram", "16Gi", "--other-apps", f"@{tmp_path / 'missing'}"])
+
+
 def test_a_data_directory_is_private_and_held_by_one_agent(tmp_path: Path) -> None:
     held = DataDir(tmp_path / "d")
     assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700
