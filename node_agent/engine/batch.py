@@ -1,53 +1,42 @@
-"""Rows decoded together by mlx-lm's BatchGenerator.
+"""Rows decoded together, each fed on a cache of its own before it joins.
 
-Owns the generator and the translation of its responses into plain values. Greedy and seeded
-rows give the same tokens alone and in a batch, as far as the device's kernels do.
+Owns the rows being fed and the batches, and the translation of mlx-lm's responses into plain
+values. Greedy and seeded rows give the same tokens alone and in a batch, as far as the device's
+kernels do. Called on the MLX thread.
 """
 
-import mlx.core as mx
-from mlx import nn
-from mlx_lm.generate import BatchGenerator, StopSequences
+from collections.abc import Sequence
+from typing import Any
 
+from mlx import nn
+from mlx_lm.generate import StopSequences
+
+from node_agent.engine.decode_group import DecodeGroup, Newcomer, plan_join
+from node_agent.engine.grouping import choose_group
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate, TokenLogprobs
-from node_agent.engine.rows import PrefillStep, StepResult, TokenStep
+from node_agent.engine.prefill import RowPrefill
+from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Samplers, processors_for
-from node_agent.engine.scheduler import MAX_PREFILLING_ROWS
-
-# A chunk is shared by the rows being fed; below this many tokens each, overhead dominates.
-MIN_ROW_CHUNK_TOKENS = 16
-
-
-def share_chunk(chunk_tokens: int, prefilling_rows: int) -> int:
-    """Return how many prompt tokens each row feeds in one step. Pure."""
-    shared = chunk_tokens // max(prefilling_rows, 1)
-    return max(shared, min(chunk_tokens, MIN_ROW_CHUNK_TOKENS))
 
 
 class BatchRunner:
     """Continuous batching over one model."""
 
     def __init__(self, model: nn.Module, chunk_tokens: int, max_running: int) -> None:
-        self._generator = BatchGenerator(
-            model,
-            completion_batch_size=max_running,
-            prefill_batch_size=MAX_PREFILLING_ROWS,
-            prefill_step_size=chunk_tokens,
-        )
-        # The generator raised the wired limit to the device's maximum; with cache churn that
-        # is tied to kernel panics in public reports, so it goes back to nothing wired.
-        if mx.device_info().get("max_recommended_working_set_size") is not None:
-            mx.set_wired_limit(0)
+        self._model = model
         self._chunk_tokens = chunk_tokens
         self._max_rows = max_running
         self._samplers = Samplers()
         self._no_stops = StopSequences()
-        self._rows: dict[int, Generate] = {}
-        self._fed_tokens: dict[int, int] = {}
+        self._commands: dict[int, Generate] = {}
+        self._feeding: dict[int, RowPrefill] = {}
+        self._groups: list[DecodeGroup] = []
+        self._next_uid = 0
 
     @property
     def max_rows(self) -> int:
-        """How many rows are decoded together at most."""
+        """How many rows are fed and decoded at most."""
         return self._max_rows
 
     @property
@@ -56,73 +45,85 @@ class BatchRunner:
         return self._chunk_tokens
 
     def insert(self, command: Generate) -> int:
-        """Hand a row to the generator and return its uid."""
-        stops = (
-            self._no_stops
-            if command.ignore_eos or not command.stop_token_ids
-            else StopSequences([[token] for token in command.stop_token_ids])
-        )
-        (uid,) = self._generator.insert(
-            [list(command.prompt)],
-            max_tokens=[command.max_tokens],
-            samplers=[self._samplers.sampler_for(command.sampling)],
-            logits_processors=[processors_for(command.sampling, len(command.prompt))],
-            stop_sequences=[stops],
-        )
-        self._rows[uid] = command
-        self._fed_tokens[uid] = 0
-        return int(uid)
+        """Take a row in, with an empty cache, and return its uid."""
+        uid, self._next_uid = self._next_uid, self._next_uid + 1
+        self._commands[uid] = command
+        self._feeding[uid] = RowPrefill(self._model, command.prompt)
+        return uid
 
     def remove(self, uid: int) -> None:
         """Drop a row between steps."""
-        self._generator.remove([uid])
-        del self._rows[uid]
-        self._fed_tokens.pop(uid, None)
+        del self._commands[uid]
+        if self._feeding.pop(uid, None) is not None:
+            return
+        for group in self._groups:
+            if uid in group.uids:
+                group.remove(uid)
+        self._drop_empty_groups()
 
-    def step(self) -> StepResult:
-        """Decode one token of each running row and feed at most one prefill chunk."""
-        if not self._fed_tokens:
-            # Taking stats costs a tenth of a millisecond, so pure decode steps go without.
-            _, token_responses = self._generator.next()
-            return StepResult(tokens=self._read_tokens(token_responses))
-        self._generator.prefill_step_size = share_chunk(self._chunk_tokens, len(self._fed_tokens))
-        with self._generator.stats() as stats:
-            prompt_responses, token_responses = self._generator.next()
-        prefills = self._read_prefills(prompt_responses, stats.prompt_time)
-        return StepResult(prefills=prefills, tokens=self._read_tokens(token_responses))
+    def held_tokens(self, uid: int) -> int:
+        """Return how many prompt tokens a row's cache holds."""
+        return self._feeding[uid].fed_tokens
 
-    def close(self) -> None:
-        """Let the generator go. Mutates: MLX's wired limit, back to what it was."""
-        self._generator.close()
+    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
+        """Return what a row's next chunk would feed; 0 when only the last token is left."""
+        return self._feeding[uid].next_chunk_tokens(limit_tokens)
 
-    def _read_prefills(
-        self, responses: list[BatchGenerator], prompt_seconds: float
-    ) -> tuple[PrefillStep, ...]:
-        fed: list[tuple[int, int, int, int]] = []
-        for response in responses:
-            uid, (done, total) = response.uid, response.progress
-            fed.append((uid, done, total, done - self._fed_tokens[uid]))
-            self._fed_tokens[uid] = done
-            if done >= total:
-                del self._fed_tokens[uid]
-        # The last token of a prompt goes through the decode path and is no part of the chunk.
-        chunk_total = sum(chunk for _, done, total, chunk in fed if done < total)
-        return tuple(
-            PrefillStep(
-                uid=uid,
-                done_tokens=done,
-                total_tokens=total,
-                chunk_tokens=chunk,
-                seconds=prompt_seconds * chunk / chunk_total if done < total else 0.0,
-            )
-            for uid, done, total, chunk in fed
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        """Feed a row's next chunk."""
+        return self._feeding[uid].feed(uid, chunk_tokens)
+
+    def join_cost(self, uid: int) -> JoinCost:
+        """Return what it takes to decode a row with the others."""
+        row = self._feeding[uid].cache
+        group = self._choose_group(uid)
+        if group is None:
+            return plan_join(None, row, 1)
+        return plan_join(group.cache, row, len(group.uids) + 1)
+
+    def join(self, uid: int) -> PrefillStep:
+        """Feed a row's last token and decode it from the next step on."""
+        command, group = self._commands[uid], self._choose_group(uid)
+        cache = self._feeding.pop(uid).hand_over()
+        no_stops = command.ignore_eos or not command.stop_token_ids
+        newcomer = Newcomer(
+            uid=uid,
+            prompt=command.prompt,
+            max_tokens=command.max_tokens,
+            sampler=self._samplers.sampler_for(command.sampling),
+            stops=self._no_stops
+            if no_stops
+            else StopSequences([[token] for token in command.stop_token_ids]),
+            processors=processors_for(command.sampling, len(command.prompt)),
         )
+        if group is None:
+            self._groups.append(DecodeGroup(self._model, newcomer, cache))
+        else:
+            group.add(newcomer, cache)
+        total_tokens = len(command.prompt)
+        return PrefillStep(uid, total_tokens, total_tokens, 1, 0.0)
 
-    def _read_tokens(self, responses: list[BatchGenerator]) -> tuple[TokenStep, ...]:
+    def decode(self) -> tuple[TokenStep, ...]:
+        """Decode one token of each row that has joined."""
+        responses: list[Any] = []
+        for group in self._groups:
+            responses += group.decode()
+        self._drop_empty_groups()
+        return self._read(responses)
+
+    def _choose_group(self, uid: int) -> DecodeGroup | None:
+        lengths = [group.lengths_tokens for group in self._groups]
+        index = choose_group(lengths, self._feeding[uid].fed_tokens + 1)
+        return None if index is None else self._groups[index]
+
+    def _drop_empty_groups(self) -> None:
+        self._groups = [group for group in self._groups if group.uids]
+
+    def _read(self, responses: Sequence[Any]) -> tuple[TokenStep, ...]:
         wanted = [
             (response.uid, response.logprobs, response.token, top)
             for response in responses
-            if (top := self._rows[response.uid].sampling.top_logprobs) is not None
+            if (top := self._commands[response.uid].sampling.top_logprobs) is not None
         ]
         picked: dict[int, TokenLogprobs] = {}
         if wanted:
@@ -139,5 +140,5 @@ class BatchRunner:
         )
         for step in steps:
             if step.finish is not None:
-                del self._rows[step.uid]
+                del self._commands[step.uid]
         return steps

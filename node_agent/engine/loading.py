@@ -5,6 +5,7 @@ tokenizer and runs no code from the model directory. Called once, on the MLX thr
 """
 
 import platform
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,10 +18,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import load_model
 
+from manifests.estimate import ModelShape
 from node_agent.engine.batch import BatchRunner
-from node_agent.engine.mailbox import MemoryGauges
+from node_agent.engine.forecast import Forecast
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
-from node_agent.engine.rows import RowRunner
+from node_agent.engine.rows import Memory, RowRunner
 from node_agent.engine.scheduler import Scheduler
 from node_agent.engine.serial import SerialRunner
 
@@ -43,11 +45,7 @@ class LoadedModel:
     runner: RowRunner
     vocab_size: int
     announcement: Loaded
-
-
-def read_memory() -> MemoryGauges:
-    """Read MLX's gauges; safe from any thread."""
-    return MemoryGauges(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
+    forecast: Forecast | None = None
 
 
 def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
@@ -61,7 +59,7 @@ def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
     return max(_MIN_CACHE_LIMIT_BYTES, min(share, _MAX_CACHE_LIMIT_BYTES))
 
 
-def load(command: Load, progress: Progress) -> LoadedModel:
+def load(command: Load, progress: Progress, memory: Memory) -> LoadedModel:
     """Load the weights, choose a runner and prove it.
 
     Mutates: MLX's cache and wired limits. Raises: whatever the model's files make mlx-lm raise.
@@ -71,14 +69,17 @@ def load(command: Load, progress: Progress) -> LoadedModel:
     cache_limit_bytes = command.cache_limit_bytes or default_cache_limit_bytes(working_set_bytes)
     if cache_limit_bytes:
         mx.set_cache_limit(cache_limit_bytes)
+    if working_set_bytes:
+        # Nothing wired unless told so: with cache churn, wiring is tied to kernel panics.
+        mx.set_wired_limit(min(command.wired_limit_bytes, working_set_bytes))
+    forecast = read_forecast(command)
     model, config = load_model(Path(command.model_path), lazy=True)
     _read_weights(model, progress)
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     chunk_tokens = command.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
     vocab_size = _find_vocab_size(model, config)
-    runner = _choose_runner(model, vocab_size, chunk_tokens, command.max_running)
+    runner = _choose_runner(model, vocab_size, memory, (chunk_tokens, command.max_running))
     mx.clear_cache()
-    mx.reset_peak_memory()
     announcement = Loaded(
         device=f"{'gpu' if on_gpu else 'cpu'}: {info.get('device_name') or platform.machine()}",
         mlx_version=version("mlx"),
@@ -88,22 +89,14 @@ def load(command: Load, progress: Progress) -> LoadedModel:
         memory_bytes=int(info.get("memory_size", 0)),
         max_buffer_bytes=int(info.get("max_buffer_length", 0)),
     )
-    return LoadedModel(runner, vocab_size, announcement)
+    return LoadedModel(runner, vocab_size, announcement, forecast)
 
 
-def explain_fault(fault: Exception) -> str:
-    """Return a load fault in words that name the fix where it is known. Pure."""
-    text = str(fault).strip() or type(fault).__name__
-    if "GatherMM" in text and "float32" in text:
-        return (
-            "the experts of this model are stored in half precision, which MLX on a CPU cannot "
-            "multiply; use a float32 or a quantized copy, or a node with a GPU"
-        )
-    if isinstance(fault, FileNotFoundError):
-        return f"the model directory is not complete: {text}"
-    if isinstance(fault, MemoryError) or "Unable to allocate" in text:
-        return f"out of memory while loading: {text}"
-    return f"{type(fault).__name__}: {text}"
+def read_forecast(command: Load) -> Forecast | None:
+    """Return what chunks are predicted with, or None without a shape: then no gate. Pure."""
+    if not command.shape:
+        return None
+    return Forecast(ModelShape.model_validate_json(command.shape), command.fused)
 
 
 def _read_weights(model: nn.Module, progress: Progress) -> None:
@@ -143,25 +136,26 @@ def _can_merge(cache: object) -> bool:
 
 
 def _choose_runner(
-    model: nn.Module, vocab_size: int, chunk_tokens: int, max_running: int
+    model: nn.Module, vocab_size: int, memory: Memory, sizes: tuple[int, int]
 ) -> RowRunner:
+    chunk_tokens, max_running = sizes
     if all(_can_merge(cache) for cache in make_prompt_cache(model)):
         batch = BatchRunner(model, chunk_tokens, max_running)
         try:
-            _warm_up(batch, vocab_size)
+            _warm_up(batch, vocab_size, memory)
         except (ValueError, TypeError, AttributeError, NotImplementedError):
             # The caches merge in name only; one at a time may still work, and tells if not.
-            batch.close()
+            traceback.print_exc()
         else:
             return batch
     serial = SerialRunner(model, chunk_tokens)
-    _warm_up(serial, vocab_size)
+    _warm_up(serial, vocab_size, memory)
     return serial
 
 
-def _warm_up(runner: RowRunner, vocab_size: int) -> None:
+def _warm_up(runner: RowRunner, vocab_size: int, memory: Memory) -> None:
     """Run two short rows to their end; compiles the kernels and shows what cannot run."""
-    scheduler = Scheduler(runner, vocab_size)
+    scheduler = Scheduler(runner, vocab_size, memory)
     for row in range(min(2, runner.max_rows)):
         prompt = [position % vocab_size for position in range(5 + 4 * row)]
         sampling = SamplingParams(temperature=0)

@@ -23,13 +23,24 @@ class MemoryGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class RowCounts:
+    """How many requests are where; see Heartbeat."""
+
+    running: int = 0
+    waiting: int = 0
+    prefilling: int = 0
+    held: int = 0
+    prefill_turn: bool = True
+    over_budget_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepGauges:
     """Where the step loop is; `started_seconds` is of the monotonic clock, None when idle."""
 
     steps: int = 0
     started_seconds: float | None = None
-    running: int = 0
-    waiting: int = 0
+    rows: RowCounts = RowCounts()
 
 
 def no_memory() -> MemoryGauges:
@@ -55,7 +66,8 @@ class Mailbox:
     def put(self, command: Command) -> bool:
         """Add a command; return False when a new request finds the mailbox full.
 
-        Cancel and Shutdown always get in: there is at most one for each request already here.
+        Every other command gets in: there are a few for each request here, and one or two a second
+        about memory.
         """
         if isinstance(command, Generate) and self._queue.qsize() >= self._max_queued_requests:
             return False

@@ -155,8 +155,10 @@ class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
 
 
 class ChunkMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="chunk"):
-    """What one prefill chunk really took, beside the prediction. Units: bytes over the memory
-    held when the chunk began; `context_tokens` counts the prompt tokens held after it.
+    """What one prefill chunk really took, beside the prediction.
+
+    Units: bytes over the memory held when the chunk began. `context_tokens` counts the prompt
+    tokens held after it; `predicted_bytes` is 0 without a shape.
     """
 
     request_id: str

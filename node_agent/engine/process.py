@@ -100,17 +100,22 @@ class EngineSocket(asyncio.Protocol):
 
     def _beat(self) -> None:
         step, memory = self._board.step, self._board.read_memory()
+        rows = step.rows
         started = step.started_seconds
         self.write(
             [
                 Heartbeat(
                     steps=step.steps,
                     step_seconds=0.0 if started is None else time.monotonic() - started,
-                    running=step.running,
-                    waiting=step.waiting,
+                    running=rows.running,
+                    waiting=rows.waiting,
                     active_bytes=memory.active_bytes,
                     cache_bytes=memory.cache_bytes,
                     peak_bytes=memory.peak_bytes,
+                    prefilling=rows.prefilling,
+                    held=rows.held,
+                    prefill_turn=rows.prefill_turn,
+                    over_budget_bytes=rows.over_budget_bytes,
                 )
             ]
         )

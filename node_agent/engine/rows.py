@@ -1,18 +1,19 @@
-"""What the scheduler asks of the thing that runs rows through a model.
+"""What the scheduler asks of the thing that runs rows through a model, and of memory.
 
 Plain values only, so the scheduler is tested without MLX. `batch.py` runs rows together,
-`serial.py` one at a time for models whose caches cannot be merged.
+`serial.py` one at a time for models whose caches cannot be merged; `meter.py` is the memory.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from node_agent.engine.mailbox import MemoryGauges
 from node_agent.engine.messages import Generate, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One row's share of a prefill chunk. `seconds` is the row's part of the chunk's time."""
+    """One chunk of one row. `seconds` is how long it took."""
 
     uid: int
     done_tokens: int
@@ -32,15 +33,20 @@ class TokenStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step did."""
+class JoinCost:
+    """What a row's last token takes, when it joins those being decoded. Units: bytes, rows.
 
-    prefills: tuple[PrefillStep, ...] = ()
-    tokens: tuple[TokenStep, ...] = ()
+    `added_bytes` stay: the padding that rows of unequal length need. `copied_bytes` come and
+    go: one layer of the batch exists twice while it is put together anew.
+    """
+
+    rows: int = 1
+    added_bytes: int = 0
+    copied_bytes: int = 0
 
 
 class RowRunner(Protocol):
-    """Runs inserted rows, one step at a time. Only the MLX thread calls it."""
+    """Runs inserted rows. Only the MLX thread calls it."""
 
     @property
     def max_rows(self) -> int:
@@ -60,6 +66,46 @@ class RowRunner(Protocol):
         """Drop a row between steps, wherever it is."""
         ...
 
-    def step(self) -> StepResult:
-        """Decode one token of each running row and feed at most one prefill chunk."""
+    def held_tokens(self, uid: int) -> int:
+        """Return how many prompt tokens a row's cache holds."""
+        ...
+
+    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
+        """Return what its next chunk would feed; 0 when only the last token is left."""
+        ...
+
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        """Feed a row's next chunk, as long as `next_chunk_tokens` said."""
+        ...
+
+    def join_cost(self, uid: int) -> JoinCost:
+        """Return what `join` would take."""
+        ...
+
+    def join(self, uid: int) -> PrefillStep:
+        """Feed a row's last token and decode it with the others from now on."""
+        ...
+
+    def decode(self) -> tuple[TokenStep, ...]:
+        """Decode one token of each row that has joined."""
+        ...
+
+
+class Memory(Protocol):
+    """MLX's memory as the scheduler sees it. Units: bytes."""
+
+    def read(self) -> MemoryGauges:
+        """Return what is held now."""
+        ...
+
+    def clear(self) -> None:
+        """Give freed buffers back to the system."""
+        ...
+
+    def begin_chunk(self) -> None:
+        """Start measuring."""
+        ...
+
+    def end_chunk(self) -> int:
+        """Return the peak since `begin_chunk`, over what was active then."""
         ...

@@ -5,28 +5,36 @@ the mailbox, the board and `emit`. Imported after Hello, on this thread.
 """
 
 import gc
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import islice
 
 import mlx.core as mx
 
 from manifests.errors import Code, Retryable
-from node_agent.engine.loading import LoadedModel, explain_fault, load, read_memory
-from node_agent.engine.mailbox import Board, Mailbox, StepGauges
+from node_agent.engine.faults import classify_fault, explain_fault
+from node_agent.engine.loading import LoadedModel, load
+from node_agent.engine.mailbox import Board, Mailbox, RowCounts, StepGauges
 from node_agent.engine.messages import (
+    Abort,
+    Answer,
     Cancel,
     Command,
     Event,
     Failed,
     Generate,
+    Limits,
     Load,
     LoadFailed,
     Loading,
+    Reclaim,
     Shutdown,
 )
+from node_agent.engine.meter import MemoryMeter
 from node_agent.engine.scheduler import Scheduler
 
 IDLE_TURN_SECONDS = 0.5
@@ -52,16 +60,19 @@ class Runtime:
     def __init__(self, mailbox: Mailbox, board: Board, emit: Emit) -> None:
         self._mailbox, self._board, self._emit = mailbox, board, emit
         self._inbox: deque[Command] = deque()
+        self._memory = MemoryMeter()
+        self._limits = Limits()
         self._scheduler: Scheduler | None = None
         self._steps = 0
 
     def run(self) -> ExitCode:
         """Live until Shutdown or a fault; every request is answered either way."""
-        self._board.read_memory = read_memory
+        self._board.read_memory = self._memory.read
         try:
             code = self._live()
         except Exception as fault:  # noqa: BLE001 - root of the MLX thread
             traceback.print_exc()
+            sys.stderr.write(f"the engine ends: {classify_fault(fault)} fault\n")
             self._fail_all(Code.ENGINE_DIED, f"the engine failed: {explain_fault(fault)}")
             code = ExitCode.STEP_FAILED
         self._scheduler = None
@@ -78,7 +89,8 @@ class Runtime:
             return ExitCode.CLEAN
         if loaded is None:
             return ExitCode.LOAD_FAILED
-        self._scheduler = Scheduler(loaded.runner, loaded.vocab_size)
+        self._scheduler = Scheduler(loaded.runner, loaded.vocab_size, self._memory, loaded.forecast)
+        self._scheduler.steer(self._limits)
         self._show(None)
         self._emit([loaded.announcement])
         while self._turn(self._scheduler):
@@ -90,7 +102,7 @@ class Runtime:
         command = self._await_load()
         self._show(time.monotonic())
         try:
-            return load(command, self._report_progress)
+            return load(command, self._report_progress, self._memory)
         except _Stopped:
             raise
         except Exception as fault:  # noqa: BLE001 - a model's files can make mlx-lm raise anything
@@ -103,10 +115,17 @@ class Runtime:
             self._inbox.extend(self._mailbox.take(IDLE_TURN_SECONDS))
             if any(isinstance(command, Shutdown) for command in self._inbox):
                 raise _Stopped
-            for command in self._inbox:
+            for at, command in enumerate(self._inbox):
+                if isinstance(command, Limits):
+                    self._limits = command
                 if isinstance(command, Load):
-                    # What came along with it stays in the inbox for the first turn.
-                    self._inbox.remove(command)
+                    if command.limits != Limits():
+                        self._limits = command.limits
+                    # What came along with it stays for the first turn, but older limits must
+                    # not undo newer ones then.
+                    earlier = islice(self._inbox, at)
+                    before = [one for one in earlier if not isinstance(one, Limits)]
+                    self._inbox = deque([*before, *islice(self._inbox, at + 1, None)])
                     return command
 
     def _report_progress(self, done_bytes: int, total_bytes: int) -> None:
@@ -119,17 +138,14 @@ class Runtime:
     def _turn(self, scheduler: Scheduler) -> bool:
         """Take commands and run one step; return False on Shutdown."""
         if not self._inbox:
-            self._inbox.extend(self._mailbox.take(0 if scheduler.busy else IDLE_TURN_SECONDS))
+            self._inbox.extend(self._mailbox.take(0 if scheduler.runnable else IDLE_TURN_SECONDS))
         events: list[Event] = []
         while self._inbox:
             command = self._inbox.popleft()
-            if isinstance(command, Generate):
-                events += scheduler.submit(command)
-            elif isinstance(command, Cancel):
-                events += scheduler.cancel(command.request_id)
-            elif isinstance(command, Shutdown):
+            if isinstance(command, Shutdown):
                 self._emit(events)
                 return False
+            events += _obey(scheduler, command)
         if scheduler.busy:
             self._show(time.monotonic())
             events += scheduler.step()
@@ -140,12 +156,10 @@ class Runtime:
         return True
 
     def _show(self, started_seconds: float | None) -> None:
-        scheduler = self._scheduler
         self._board.step = StepGauges(
             steps=self._steps,
             started_seconds=started_seconds,
-            running=0 if scheduler is None else scheduler.running,
-            waiting=0 if scheduler is None else scheduler.waiting,
+            rows=RowCounts() if self._scheduler is None else self._scheduler.counts,
         )
 
     def _fail_all(self, code: Code, message: str) -> None:
@@ -161,6 +175,20 @@ class Runtime:
         self._inbox.clear()
         if events:
             self._emit(events)
+
+
+def _obey(scheduler: Scheduler, command: Command) -> list[Event]:
+    """Carry out one command between steps and return what it ended."""
+    match command:
+        case Generate():
+            return scheduler.submit(command)
+        case Cancel():
+            return scheduler.cancel(command.request_id)
+        case Abort():
+            return scheduler.abort(command)
+        case Limits() | Answer() | Reclaim():
+            scheduler.steer(command)
+    return []
 
 
 def run(mailbox: Mailbox, board: Board, emit: Emit) -> int:

@@ -1,25 +1,31 @@
-"""Which rows run now: the waiting line, admission, cancellation, and the events of each step.
+"""Which rows run now, and the events of each step.
 
 Owns the requests of one engine, keyed by request id and by uid from the moment a row is
 inserted. It holds no array and imports no MLX. The MLX thread calls it.
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from manifests.errors import Code, Retryable
+from node_agent.engine.feeding import FedRow, FeedingLine
+from node_agent.engine.forecast import Forecast
+from node_agent.engine.gatekeeper import Gatekeeper
+from node_agent.engine.mailbox import RowCounts
 from node_agent.engine.messages import (
+    Abort,
+    Answer,
     Event,
     Failed,
     Finished,
     Generate,
-    PrefillProgress,
+    Limits,
+    Reclaim,
     Tokens,
 )
-from node_agent.engine.rows import PrefillStep, RowRunner, TokenStep
-
-MAX_PREFILLING_ROWS = 8
+from node_agent.engine.rows import Memory, RowRunner, TokenStep
+from node_agent.engine.waiting import WaitingLine, find_fault
 
 
 @dataclass(slots=True)
@@ -28,65 +34,56 @@ class Row:
 
     command: Generate
     uid: int
-    prefilling: bool = True
     completion_tokens: int = 0
-
-
-def find_fault(command: Generate, vocab_size: int) -> str:
-    """Return why a command cannot run, or an empty text. Pure."""
-    if not command.prompt:
-        return "the prompt has no tokens"
-    if command.max_tokens < 1:
-        return f"max_tokens must be at least 1, got {command.max_tokens}"
-    lowest, highest = min(command.prompt), max(command.prompt)
-    if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        return f"token id {wrong} is outside the model's vocabulary of {vocab_size}"
-    return ""
-
-
-def can_admit(prompt_tokens: int, prefilling_tokens: Sequence[int], chunk_tokens: int) -> bool:
-    """Return whether one more prompt may be fed beside those being fed now. Pure.
-
-    Short prompts (one chunk or less) slip in beside a long one, so they need not wait for
-    its end; long ones go one after another, because sharing the chunk between them would
-    only make all of them late.
-    """
-    if len(prefilling_tokens) >= MAX_PREFILLING_ROWS:
-        return False
-    if prompt_tokens <= chunk_tokens:
-        return True
-    return all(tokens <= chunk_tokens for tokens in prefilling_tokens)
 
 
 class Scheduler:
     """The requests of one engine."""
 
-    def __init__(self, runner: RowRunner, vocab_size: int) -> None:
-        self._runner = runner
-        self._vocab_size = vocab_size
-        self._waiting: deque[Generate] = deque()
+    def __init__(
+        self,
+        runner: RowRunner,
+        vocab_size: int,
+        memory: Memory,
+        forecast: Forecast | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner, self._vocab_size, self._memory = runner, vocab_size, memory
+        self._gatekeeper = Gatekeeper(memory, forecast, clock)
+        self._line = FeedingLine(runner, memory, self._gatekeeper)
+        self._waiting = WaitingLine()
         self._by_id: dict[str, Row] = {}
         self._by_uid: dict[int, Row] = {}
 
     @property
-    def running(self) -> int:
-        """How many rows are inside the runner."""
-        return len(self._by_id)
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait outside it."""
-        return len(self._waiting)
+    def counts(self) -> RowCounts:
+        """How many rows are where."""
+        return RowCounts(
+            running=len(self._by_id),
+            waiting=len(self._waiting),
+            prefilling=len(self._line),
+            held=self._line.held,
+            prefill_turn=self._gatekeeper.limits.prefill_turn,
+            over_budget_bytes=self._gatekeeper.over_budget_bytes,
+        )
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._by_id or self._waiting)
+        """Whether there is any request."""
+        return bool(self._by_id or len(self._waiting))
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a step would do anything before a command arrives or time passes."""
+        if len(self._by_id) > len(self._line) or self._line.runnable:
+            return True
+        turn = self._gatekeeper.limits.prefill_turn
+        return turn and len(self._waiting) > 0 and not self._by_id
 
     def submit(self, command: Generate) -> list[Event]:
         """Queue a request; a request that can never run fails alone, at once."""
-        if self._knows(command.request_id):
+        known = command.request_id in self._by_id
+        if known or command.request_id in self._waiting.request_ids:
             # Answering would end the stream of the request that rightly owns the id.
             return []
         fault = find_fault(command, self._vocab_size)
@@ -95,73 +92,79 @@ class Scheduler:
         self._waiting.append(command)
         return []
 
+    def steer(self, command: Limits | Answer | Reclaim) -> None:
+        """Take a new budget, turn or answer, or give freed buffers back, between steps."""
+        match command:
+            case Limits():
+                self._gatekeeper.limits = command
+            case Answer():
+                self._line.answer(command)
+            case Reclaim():
+                self._gatekeeper.reclaim()
+
     def cancel(self, request_id: str) -> list[Event]:
         """Drop a request, waiting or running; an unknown id changes nothing."""
-        row = self._by_id.get(request_id)
-        if row is not None:
-            self._runner.remove(row.uid)
-            self._forget(row)
-            return [_finished(row, "cancelled")]
-        for command in self._waiting:
-            if command.request_id == request_id:
-                self._waiting.remove(command)
-                return [_finished(Row(command, uid=-1), "cancelled")]
-        return []
+        row = self._take(request_id)
+        return [] if row is None else [_finished(row, "cancelled")]
+
+    def abort(self, command: Abort) -> list[Event]:
+        """Fail a request with the agent's words, waiting or running, and free what it held."""
+        if self._take(command.request_id) is None:
+            return []
+        self._memory.clear()
+        return [
+            Failed(
+                request_id=command.request_id,
+                code=command.code,
+                message=command.message,
+                retryable=command.retryable,
+            )
+        ]
 
     def step(self) -> list[Event]:
-        """Admit what fits, run one step and return what it did, in order."""
+        """Decode once, then feed at most one chunk; return what it did, in order."""
+        self._gatekeeper.watch()
         self._admit()
-        result = self._runner.step()
         events: list[Event] = []
-        for prefill in result.prefills:
-            events.extend(self._note_prefill(prefill))
-        for token in result.tokens:
+        for token in self._runner.decode():
             events.extend(self._note_token(token))
+        fed = self._line.feed(len(self._by_id) - len(self._line))
+        events += fed.events
+        for gone in (*fed.refused, *fed.requeued):
+            self._forget(self._by_uid[gone.uid])
+        for requeued in reversed(fed.requeued):
+            self._waiting.requeue(requeued.command, requeued.tries)
+        if not self._by_id:
+            self._memory.clear()
         return events
 
     def fail_all(self, code: Code, message: str, retryable: Retryable) -> list[Event]:
         """End every request without an answer."""
-        ids = [*self._by_id, *(command.request_id for command in self._waiting)]
+        ids = [*self._by_id, *self._waiting.request_ids]
         self._by_id.clear()
         self._by_uid.clear()
         self._waiting.clear()
+        self._line.clear()
         return [_failed(request_id, code, message, retryable) for request_id in ids]
 
-    def _knows(self, request_id: str) -> bool:
-        return request_id in self._by_id or any(
-            command.request_id == request_id for command in self._waiting
-        )
-
     def _admit(self) -> None:
-        skipped: list[Generate] = []
-        while self._waiting and len(self._by_id) < self._runner.max_rows:
-            command = self._waiting.popleft()
-            prefilling = [len(row.command.prompt) for row in self._by_id.values() if row.prefilling]
-            if len(prefilling) >= MAX_PREFILLING_ROWS:
-                skipped.append(command)
-                break
-            if not can_admit(len(command.prompt), prefilling, self._runner.chunk_tokens):
-                skipped.append(command)
-                continue
+        """Insert what may be fed now; without the turn nothing would be fed anyway."""
+        if not self._gatekeeper.limits.prefill_turn:
+            return
+        while len(self._by_id) < self._runner.max_rows:
+            waiting = self._waiting.next_row(
+                self._line.prompt_tokens, self._runner.chunk_tokens, idle=not self._by_id
+            )
+            if waiting is None:
+                return
+            command = waiting.command
             row = Row(command, uid=self._runner.insert(command))
             self._by_id[command.request_id] = row
             self._by_uid[row.uid] = row
-        self._waiting.extendleft(reversed(skipped))
-
-    def _note_prefill(self, step: PrefillStep) -> Iterable[Event]:
-        row = self._by_uid[step.uid]
-        row.prefilling = step.done_tokens < step.total_tokens
-        yield PrefillProgress(
-            request_id=row.command.request_id,
-            done_tokens=step.done_tokens,
-            total_tokens=step.total_tokens,
-            chunk_tokens=step.chunk_tokens,
-            seconds=step.seconds,
-        )
+            self._line.add(FedRow(command, row.uid, waiting.tries))
 
     def _note_token(self, step: TokenStep) -> Iterable[Event]:
         row = self._by_uid[step.uid]
-        row.prefilling = False
         if step.finish != "stop":
             # A token that stops the row is neither sent nor counted, as OpenAI counts.
             row.completion_tokens += 1
@@ -174,7 +177,21 @@ class Scheduler:
             self._forget(row)
             yield _finished(row, step.finish)
 
+    def _take(self, request_id: str) -> Row | None:
+        """Take a request out, wherever it is."""
+        row = self._by_id.get(request_id)
+        if row is None:
+            waiting = self._waiting.take(request_id)
+            return None if waiting is None else Row(waiting.command, uid=-1)
+        self._runner.remove(row.uid)
+        self._forget(row)
+        if not self._by_id:
+            self._memory.clear()
+        return row
+
     def _forget(self, row: Row) -> None:
+        self._waiting.note_end()
+        self._line.remove(row.uid)
         del self._by_id[row.command.request_id]
         del self._by_uid[row.uid]
 

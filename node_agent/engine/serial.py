@@ -4,17 +4,16 @@ Owns one row's cache at a time. Same steps and results as `batch.py`, so the sch
 know the difference; the rest of the requests wait their turn.
 """
 
-import time
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate
-from node_agent.engine.rows import PrefillStep, StepResult, TokenStep
+from node_agent.engine.prefill import RowPrefill
+from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Processor, Sampler, Samplers, processors_for
 
 
@@ -22,11 +21,11 @@ from node_agent.engine.sampling import Processor, Sampler, Samplers, processors_
 class _Row:
     uid: int
     command: Generate
+    prefill: RowPrefill
     sampler: Sampler
     processors: list[Processor]
     stops: frozenset[int]
-    cache: list[Any]
-    fed_tokens: int = 0
+    joined: bool = False
     output: list[int] = field(default_factory=list)
 
 
@@ -37,7 +36,7 @@ class SerialRunner:
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._samplers = Samplers()
-        self._row: _Row | None = None
+        self._rows: dict[int, _Row] = {}
         self._next_uid = 0
 
     @property
@@ -53,57 +52,56 @@ class SerialRunner:
     def insert(self, command: Generate) -> int:
         """Take the only row and return its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        self._row = _Row(
+        self._rows[uid] = _Row(
             uid=uid,
             command=command,
+            prefill=RowPrefill(self._model, command.prompt),
             sampler=self._samplers.sampler_for(command.sampling),
             processors=processors_for(command.sampling, len(command.prompt)),
             stops=frozenset(() if command.ignore_eos else command.stop_token_ids),
-            cache=make_prompt_cache(self._model),
         )
         return uid
 
     def remove(self, uid: int) -> None:
         """Drop the row."""
-        if self._row is not None and self._row.uid == uid:
-            self._row = None
+        del self._rows[uid]
 
-    def step(self) -> StepResult:
-        """Feed one chunk of the prompt, or decode one token."""
-        row = self._row
-        if row is None:
-            return StepResult()
-        if row.fed_tokens < len(row.command.prompt) - 1:
-            return StepResult(prefills=(self._feed(row),))
-        prefills: tuple[PrefillStep, ...] = ()
-        total = len(row.command.prompt)
-        if not row.output:
-            prefills = (PrefillStep(row.uid, total, total, 1, 0.0),)
-        token = self._decode(row)
-        if token.finish is not None:
-            self._row = None
-        return StepResult(prefills=prefills, tokens=(token,))
+    def held_tokens(self, uid: int) -> int:
+        """Return how many prompt tokens the row's cache holds."""
+        return self._rows[uid].prefill.fed_tokens
 
-    def close(self) -> None:
-        """Let the row's cache go."""
-        self._row = None
+    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
+        """Return what the next chunk would feed; 0 when only the last token is left."""
+        return self._rows[uid].prefill.next_chunk_tokens(limit_tokens)
 
-    def _feed(self, row: _Row) -> PrefillStep:
-        started_seconds = time.perf_counter()
-        total = len(row.command.prompt)
-        end = min(row.fed_tokens + self._chunk_tokens, total - 1)
-        chunk = row.command.prompt[row.fed_tokens : end]
-        self._model(mx.array([chunk]), cache=row.cache)
-        mx.eval([layer.state for layer in row.cache])
-        mx.clear_cache()
-        row.fed_tokens = end
-        seconds = time.perf_counter() - started_seconds
-        return PrefillStep(row.uid, end, total, len(chunk), seconds)
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        """Feed the next chunk."""
+        return self._rows[uid].prefill.feed(uid, chunk_tokens)
+
+    def join_cost(self, uid: int) -> JoinCost:
+        """Return what decoding takes: the widest layer may have to grow."""
+        cache = self._rows[uid].prefill.cache
+        return JoinCost(copied_bytes=max((layer.nbytes for layer in cache), default=0))
+
+    def join(self, uid: int) -> PrefillStep:
+        """Decode the row from the next step on; its last token is fed there."""
+        row = self._rows[uid]
+        row.joined = True
+        total_tokens = len(row.command.prompt)
+        return PrefillStep(uid, total_tokens, total_tokens, 1, 0.0)
+
+    def decode(self) -> tuple[TokenStep, ...]:
+        """Decode one token of the row, if it has joined."""
+        steps = tuple(self._decode(row) for row in self._rows.values() if row.joined)
+        for step in steps:
+            if step.finish is not None:
+                del self._rows[step.uid]
+        return steps
 
     def _decode(self, row: _Row) -> TokenStep:
         command = row.command
         last = row.output[-1] if row.output else command.prompt[-1]
-        logits = self._model(mx.array([[last]]), cache=row.cache)[:, -1, :]
+        logits = self._model(mx.array([[last]]), cache=row.prefill.cache)[:, -1, :]
         if row.processors:
             context = mx.array(command.prompt + row.output, dtype=mx.int32)
             for process in row.processors:

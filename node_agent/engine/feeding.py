@@ -1,0 +1,194 @@
+"""The rows that are fed, one chunk at a time, with the gate in front of every chunk.
+
+Owns whose turn it is. It holds no array and imports no MLX. The scheduler calls it once each
+step, after decode.
+"""
+
+from dataclasses import dataclass, field
+
+from manifests.errors import Code
+from node_agent.engine.forward_gate import Ask as MoreBytes
+from node_agent.engine.forward_gate import Decision, Refuse, Requeue, Run, Shrink
+from node_agent.engine.gatekeeper import Gatekeeper, Tries
+from node_agent.engine.messages import (
+    Answer,
+    Ask,
+    ChunkMeasured,
+    Event,
+    Failed,
+    Generate,
+    PrefillProgress,
+)
+from node_agent.engine.rows import Memory, PrefillStep, RowRunner
+
+
+@dataclass(slots=True)
+class FedRow:
+    """One row whose prompt is not fed to its end yet."""
+
+    command: Generate
+    uid: int
+    tries: Tries
+
+
+@dataclass(slots=True)
+class Fed:
+    """What one turn of the line did. The rows named here have left it."""
+
+    events: list[Event] = field(default_factory=list)
+    joined: list[FedRow] = field(default_factory=list)
+    requeued: list[FedRow] = field(default_factory=list)
+    refused: list[FedRow] = field(default_factory=list)
+
+
+class FeedingLine:
+    """The rows that are fed, in turn."""
+
+    def __init__(self, runner: RowRunner, memory: Memory, gatekeeper: Gatekeeper) -> None:
+        self._runner, self._memory, self._gatekeeper = runner, memory, gatekeeper
+        self._rows: list[FedRow] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def held(self) -> int:
+        """How many rows wait for an answer."""
+        return sum(row.tries.held for row in self._rows)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a turn would find a row to feed."""
+        return self._gatekeeper.limits.prefill_turn and self.held < len(self._rows)
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The prompt lengths of the rows."""
+        return [len(row.command.prompt) for row in self._rows]
+
+    def add(self, row: FedRow) -> None:
+        """Let a row in, at the end."""
+        self._rows.append(row)
+
+    def remove(self, uid: int) -> None:
+        """Let a row go; one that is not here changes nothing."""
+        self._rows = [row for row in self._rows if row.uid != uid]
+
+    def clear(self) -> None:
+        """Let every row go."""
+        self._rows.clear()
+
+    def answer(self, answer: Answer) -> None:
+        """Note the agent's answer; the row asks the gate again at the next turn."""
+        for row in self._rows:
+            if row.command.request_id == answer.request_id:
+                row.tries.hear(answer)
+
+    def feed(self, decoding_rows: int) -> Fed:
+        """Feed at most one chunk's worth of tokens and let rows that are through join.
+
+        One row feeds at a time, in turn; what it leaves of the chunk goes to rows that need no
+        more than that to be through. Without the turn nothing is fed and nobody joins.
+        """
+        fed = Fed()
+        if not self._gatekeeper.limits.prefill_turn:
+            return fed
+        chunk_tokens = left_tokens = self._runner.chunk_tokens
+        for row in list(self._rows):
+            alone = decoding_rows + len(fed.joined) + len(self._rows) == 1
+            need_tokens = len(row.command.prompt) - 1 - self._runner.held_tokens(row.uid)
+            if need_tokens > 0:
+                if left_tokens < chunk_tokens and need_tokens > left_tokens:
+                    continue
+                fed_tokens = self._feed_chunk(row, left_tokens, fed, alone=alone)
+                left_tokens -= fed_tokens
+                need_tokens -= fed_tokens
+            if need_tokens == 0 and row in self._rows:
+                self._join(row, fed, alone=alone)
+        return fed
+
+    def _feed_chunk(self, row: FedRow, limit_tokens: int, fed: Fed, *, alone: bool) -> int:
+        """Feed a row's next chunk if the gate lets it; return how many tokens were fed."""
+        held_tokens = self._runner.held_tokens(row.uid)
+        wanted_tokens = self._runner.next_chunk_tokens(row.uid, limit_tokens)
+        decision = self._gatekeeper.judge_chunk(
+            row.tries,
+            held_tokens=held_tokens,
+            total_tokens=len(row.command.prompt),
+            wanted_tokens=wanted_tokens,
+            alone=alone,
+        )
+        if not isinstance(decision, Run | Shrink):
+            self._stop(row, decision, fed)
+            return 0
+        chunk_tokens = wanted_tokens
+        if isinstance(decision, Shrink):
+            chunk_tokens = self._runner.next_chunk_tokens(row.uid, decision.chunk_tokens)
+        predicted_bytes = self._gatekeeper.predict(held_tokens, chunk_tokens)
+        self._memory.begin_chunk()
+        step = self._runner.feed(row.uid, chunk_tokens)
+        actual_bytes = self._memory.end_chunk()
+        # Each chunk's scores have a length of their own, so freed buffers would only pile up.
+        self._memory.clear()
+        self._gatekeeper.learn(predicted_bytes, actual_bytes)
+        self._rows.remove(row)
+        self._rows.append(row)
+        measured = ChunkMeasured(
+            request_id=row.command.request_id,
+            chunk_tokens=chunk_tokens,
+            context_tokens=step.done_tokens,
+            predicted_bytes=predicted_bytes,
+            actual_bytes=actual_bytes,
+        )
+        fed.events += [_progress(row, step), measured]
+        return chunk_tokens
+
+    def _join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
+        """Let a row join those being decoded if the gate lets it."""
+        cost = self._runner.join_cost(row.uid)
+        decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
+        if not isinstance(decision, Run):
+            self._stop(row, decision, fed)
+            return
+        step = self._runner.join(row.uid)
+        self._rows.remove(row)
+        fed.joined.append(row)
+        fed.events.append(_progress(row, step))
+
+    def _stop(self, row: FedRow, decision: Decision, fed: Fed) -> None:
+        """Carry out a decision that lets the row feed nothing now."""
+        request_id = row.command.request_id
+        match decision:
+            case MoreBytes(more_bytes):
+                fed.events.append(Ask(request_id=request_id, more_bytes=more_bytes))
+            case Requeue():
+                self._drop(row)
+                fed.requeued.append(row)
+            case Refuse(message):
+                self._drop(row)
+                fed.refused.append(row)
+                fed.events.append(
+                    Failed(
+                        request_id=request_id,
+                        code=Code.PREFILL_MEMORY_EXCEEDED.value,
+                        message=message,
+                        retryable=row.tries.retryable,
+                    )
+                )
+            case _:
+                pass
+
+    def _drop(self, row: FedRow) -> None:
+        self._rows.remove(row)
+        self._runner.remove(row.uid)
+        self._memory.clear()
+
+
+def _progress(row: FedRow, step: PrefillStep) -> PrefillProgress:
+    return PrefillProgress(
+        request_id=row.command.request_id,
+        done_tokens=step.done_tokens,
+        total_tokens=step.total_tokens,
+        chunk_tokens=step.chunk_tokens,
+        seconds=step.seconds,
+    )

@@ -1,0 +1,207 @@
+"""The gate's memory: the budget, what was held lately, how wrong predictions were, what was tried.
+
+Owns the reading of memory and the one reclaim per chunk; the decisions are `forward_gate`'s and
+the arithmetic `forecast`'s. It holds no array and imports no MLX. Called by the feeding line.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manifests.errors import Retryable
+from node_agent.engine.forecast import Correction, Forecast
+from node_agent.engine.forward_gate import (
+    Ask,
+    Attempts,
+    Decision,
+    GateReading,
+    HighWater,
+    NextChunk,
+    Reclaim,
+    Refuse,
+    Requeue,
+    Run,
+    Wait,
+    decide,
+)
+from node_agent.engine.messages import Answer, Limits
+from node_agent.engine.rows import JoinCost, Memory
+
+# An agent that never answers must not hold a request for ever.
+ANSWER_SECONDS = 60.0
+
+# Freed buffers are given back this often while rows only decode, as mlx-lm's generator does,
+# and this often at most while decode has grown past the budget.
+CLEAR_EVERY_STEPS = 512
+CLEAR_OVER_BUDGET_EVERY_STEPS = 8
+
+Decide = Callable[[GateReading, NextChunk, Attempts], Decision]
+
+
+@dataclass(slots=True)
+class Tries:
+    """What was tried for one request. Only its feeding line changes it."""
+
+    requeues: int = 0
+    reclaimed: bool = False
+    asks: int = 0
+    unanswered: int = 0
+    asked_at_seconds: float | None = None
+    asked_with_room_bytes: int = 0
+    final: bool = False
+    retryable: str = Retryable.ELSEWHERE.value
+
+    @property
+    def held(self) -> bool:
+        """Whether the request waits for an answer."""
+        return self.asked_at_seconds is not None
+
+    def hear(self, answer: Answer) -> None:
+        """Note an answer; one to an older Ask than the last changes nothing."""
+        self.unanswered = max(0, self.unanswered - 1)
+        if self.unanswered or not self.held:
+            return
+        self.asked_at_seconds = None
+        self.reclaimed = False
+        if not answer.granted:
+            self.final = answer.retryable == Retryable.NO
+            self.retryable = answer.retryable
+
+
+class Gatekeeper:
+    """Asks the gate, and acts on its wish to reclaim."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        forecast: Forecast | None,
+        clock: Callable[[], float],
+        decide: Decide = decide,
+    ) -> None:
+        self._memory, self._forecast = memory, forecast
+        self._clock, self._decide = clock, decide
+        self._high_water = HighWater()
+        self._correction = Correction()
+        self._steps_since_clear = 0
+        self.over_budget_bytes = 0
+        self.limits = Limits()
+
+    @property
+    def correction(self) -> Correction:
+        """What measured chunks have taught so far."""
+        return self._correction
+
+    def watch(self) -> None:
+        """Note what is held at a step's start, and how far decode has grown past the budget.
+
+        Mutates: MLX's cache, now and then, and sooner when over the budget. No row is ended.
+        """
+        self._steps_since_clear += 1
+        self.over_budget_bytes = self._note_held()
+        every_steps = CLEAR_OVER_BUDGET_EVERY_STEPS if self.over_budget_bytes else CLEAR_EVERY_STEPS
+        if self._steps_since_clear >= every_steps:
+            self._steps_since_clear = 0
+            self.reclaim()
+            self.over_budget_bytes = self._note_held()
+
+    def reclaim(self) -> None:
+        """Give freed buffers back to the system. Mutates: MLX's cache."""
+        self._memory.clear()
+        self._high_water.forget_cache()
+
+    def judge_chunk(
+        self, tries: Tries, *, held_tokens: int, total_tokens: int, wanted_tokens: int, alone: bool
+    ) -> Decision:
+        """Return what to do about a row's next chunk."""
+        forecast, correction = self._forecast, self._correction
+        if forecast is None:
+            return Run()
+        chunk = NextChunk(
+            wanted_tokens,
+            lambda tokens: correction.apply(forecast.chunk_bytes(held_tokens, tokens)),
+            lambda tokens: correction.apply(
+                forecast.finish_bytes(held_tokens, total_tokens, tokens)
+            ),
+        )
+        return self._judge(tries, chunk, alone=alone)
+
+    def judge_join(self, tries: Tries, cost: JoinCost, *, alone: bool) -> Decision:
+        """Return what to do about a row that is ready to be decoded with the others."""
+        if self._forecast is None:
+            return Run()
+        need_bytes = self._forecast.join_bytes(cost)
+        last = NextChunk(1, lambda _tokens: need_bytes, lambda _tokens: need_bytes)
+        return self._judge(tries, last, alone=alone)
+
+    def predict(self, held_tokens: int, chunk_tokens: int) -> int:
+        """Return the uncorrected prediction for a chunk; 0 without a shape."""
+        if self._forecast is None:
+            return 0
+        return self._forecast.chunk_bytes(held_tokens, chunk_tokens)
+
+    def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
+        """Take in what a chunk really took."""
+        self._correction = self._correction.observed(predicted_bytes, actual_bytes)
+
+    def _note_held(self) -> int:
+        gauges = self._memory.read()
+        self._high_water.note(gauges)
+        over_bytes = gauges.active_bytes + gauges.cache_bytes - self.limits.budget_bytes
+        return max(0, over_bytes) if self.limits.budget_bytes > 0 else 0
+
+    def _judge(self, tries: Tries, chunk: NextChunk, *, alone: bool) -> Decision:
+        reading = self._read()
+        if tries.asked_at_seconds is not None:
+            if self._clock() - tries.asked_at_seconds > ANSWER_SECONDS:
+                tries.asked_at_seconds = None
+                tries.retryable = Retryable.LATER.value
+            elif reading.limited and reading.room_bytes <= tries.asked_with_room_bytes:
+                return Wait()
+        decision = self._decide(reading, chunk, _attempts(tries, alone=alone))
+        if isinstance(decision, Reclaim):
+            tries.reclaimed = True
+            self.reclaim()
+            reading = self._read()
+            decision = self._decide(reading, chunk, _attempts(tries, alone=alone))
+        self._note(tries, decision, reading)
+        return decision
+
+    def _note(self, tries: Tries, decision: Decision, reading: GateReading) -> None:
+        match decision:
+            case Ask():
+                tries.asks += 1
+                tries.unanswered += 1
+                tries.asked_at_seconds = self._clock()
+                tries.asked_with_room_bytes = reading.room_bytes
+            case Wait():
+                tries.asked_with_room_bytes = reading.room_bytes
+                return
+            case Requeue() | Refuse():
+                tries.asked_at_seconds = None
+                tries.reclaimed = False
+                tries.requeues += isinstance(decision, Requeue)
+            case _:
+                tries.asked_at_seconds = None
+                tries.reclaimed = False
+                return
+        self._correction = self._correction.eased()
+
+    def _read(self) -> GateReading:
+        gauges, limits = self._memory.read(), self.limits
+        return GateReading(
+            high_water_bytes=self._high_water.over(gauges),
+            cache_bytes=gauges.cache_bytes,
+            budget_bytes=limits.budget_bytes,
+            margin_bytes=limits.margin_bytes,
+            min_chunk_tokens=limits.min_chunk_tokens,
+        )
+
+
+def _attempts(tries: Tries, *, alone: bool) -> Attempts:
+    return Attempts(
+        reclaimed=tries.reclaimed,
+        waiting=tries.held,
+        asks=tries.asks,
+        requeues=tries.requeues,
+        final=tries.final,
+        alone=alone,
+    )

@@ -1,0 +1,72 @@
+"""One row's prompt on its way into a cache of its own, chunk by chunk.
+
+Owns the row's cache until it is taken over by a decode batch. Every token but the last is fed
+here; the last one gives the first logits and belongs to decode. Called on the MLX thread.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from node_agent.engine.chunking import cut_chunk
+from node_agent.engine.rows import PrefillStep
+
+
+class RowPrefill:
+    """The feeding of one prompt."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prompt: Sequence[int],
+        *,
+        cache: list[Any] | None = None,
+        fed_tokens: int = 0,
+        stops: Sequence[int] = (),
+    ) -> None:
+        """Start with an empty cache, or with one that holds the first `fed_tokens` of the prompt.
+
+        `stops` are offsets, ascending, at which a chunk ends so the cache can be copied there.
+        """
+        self._model = model
+        self._prompt = prompt
+        self._cache = make_prompt_cache(model) if cache is None else cache
+        self._fed_tokens = fed_tokens
+        self._stops = stops
+
+    @property
+    def fed_tokens(self) -> int:
+        """How many tokens the cache holds."""
+        return self._fed_tokens
+
+    @property
+    def cache(self) -> list[Any]:
+        """The row's cache, one entry for each layer."""
+        return self._cache
+
+    def next_chunk_tokens(self, limit_tokens: int) -> int:
+        """Return how many tokens the next chunk feeds; 0 when only the last one is left."""
+        return cut_chunk(self._fed_tokens, len(self._prompt) - 1, limit_tokens, self._stops)
+
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        """Run the next tokens through the model and evaluate the cache."""
+        started_seconds = time.perf_counter()
+        end = self._fed_tokens + chunk_tokens
+        chunk = list(self._prompt[self._fed_tokens : end])
+        self._model(mx.array([chunk]), cache=self._cache)
+        mx.eval([layer.state for layer in self._cache])
+        self._fed_tokens = end
+        seconds = time.perf_counter() - started_seconds
+        return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
+
+    def hand_over(self) -> list[Any]:
+        """Give the cache away, so the taker can free each layer as it takes it.
+
+        Mutates: the row has no cache afterwards.
+        """
+        cache, self._cache = self._cache, []
+        return cache

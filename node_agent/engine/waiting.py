@@ -1,0 +1,113 @@
+"""The requests that wait outside the runner, and which of them goes in next.
+
+Pure bookkeeping: no array, no MLX, no clock. The scheduler calls it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from node_agent.engine.gatekeeper import Tries
+from node_agent.engine.messages import Generate
+
+MAX_PREFILLING_ROWS = 8
+
+
+@dataclass(slots=True)
+class WaitingRow:
+    """One request that waits. A requeued one stays until another row has ended."""
+
+    command: Generate
+    tries: Tries = field(default_factory=Tries)
+    requeued: bool = False
+    retry_at_ends: int = 0
+
+
+def find_fault(command: Generate, vocab_size: int) -> str:
+    """Return why a command cannot run, or an empty text. Pure."""
+    if not command.prompt:
+        return "the prompt has no tokens"
+    if command.max_tokens < 1:
+        return f"max_tokens must be at least 1, got {command.max_tokens}"
+    lowest, highest = min(command.prompt), max(command.prompt)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        return f"token id {wrong} is outside the model's vocabulary of {vocab_size}"
+    return ""
+
+
+def can_admit(prompt_tokens: int, prefilling_tokens: Sequence[int], chunk_tokens: int) -> bool:
+    """Return whether one more prompt may be fed beside those being fed now. Pure.
+
+    Short prompts (one chunk or less) slip in beside a long one, so they need not wait for
+    its end; long ones go one after another, because sharing the chunk between them would
+    only make all of them late.
+    """
+    if len(prefilling_tokens) >= MAX_PREFILLING_ROWS:
+        return False
+    if prompt_tokens <= chunk_tokens:
+        return True
+    return all(tokens <= chunk_tokens for tokens in prefilling_tokens)
+
+
+class WaitingLine:
+    """First come, first served, except that short prompts pass long ones."""
+
+    def __init__(self) -> None:
+        self._rows: deque[WaitingRow] = deque()
+        self._ends = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Who waits, in order."""
+        return [row.command.request_id for row in self._rows]
+
+    def append(self, command: Generate) -> None:
+        """Let a request in, at the end."""
+        self._rows.append(WaitingRow(command))
+
+    def requeue(self, command: Generate, tries: Tries) -> None:
+        """Let a row that was being fed in again, at the front."""
+        self._rows.appendleft(WaitingRow(command, tries, True, self._ends + 1))
+
+    def note_end(self) -> None:
+        """Note that a row ended and gave its memory back."""
+        self._ends += 1
+
+    def take(self, request_id: str) -> WaitingRow | None:
+        """Take one request out, wherever it stands."""
+        for row in self._rows:
+            if row.command.request_id == request_id:
+                self._rows.remove(row)
+                return row
+        return None
+
+    def next_row(
+        self, prefilling_tokens: Sequence[int], chunk_tokens: int, *, idle: bool
+    ) -> WaitingRow | None:
+        """Take out the first request that may be fed beside those being fed now.
+
+        `idle` says that nothing runs, so a requeued request has nothing left to wait for.
+        While one waits, no long prompt passes it: it would take the memory it waits for.
+        """
+        blocked = False
+        for row in self._rows:
+            short = len(row.command.prompt) <= chunk_tokens
+            if row.requeued and row.retry_at_ends > self._ends and not idle:
+                blocked = True
+                continue
+            if blocked and not short:
+                continue
+            if can_admit(len(row.command.prompt), prefilling_tokens, chunk_tokens):
+                self._rows.remove(row)
+                return row
+            if len(prefilling_tokens) >= MAX_PREFILLING_ROWS:
+                return None
+        return None
+
+    def clear(self) -> None:
+        """Let every request go."""
+        self._rows.clear()
