@@ -51,7 +51,12 @@ class EngineView:
     """One engine at one moment. Times are seconds of the pool's clock; None means not yet.
 
     `idle_seconds` counts from the end of its last request and is None while it has one.
-    `evicted` means unloaded to make room (phase Stopped); the next request brings it back.
+    `evicted` means unloaded to make room, or on its way there (phase Stopped, before that
+    Draining); the next request brings it back. `returning` means that one has asked for it and
+    its load goes on. `load_seconds` is what its last load took, 0 before the first.
+
+    `freed_bytes` is the footprint that its last unload gave back, known once the process is gone;
+    `unwired_bytes` how far the machine's wired memory fell, known a little later and on macOS.
     """
 
     want: EngineWant
@@ -76,7 +81,16 @@ class EngineView:
     idle_seconds: float | None = None
     leases: int = 0
     evicted: bool = False
+    returning: bool = False
+    load_seconds: float = 0.0
+    freed_bytes: int | None = None
+    unwired_bytes: int | None = None
     rows: tuple[RowView, ...] = ()
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a request may wait here for an unloaded engine to come back."""
+        return self.evicted or self.returning
 
     @property
     def accepting(self) -> bool:
@@ -132,15 +146,20 @@ class Pool(Protocol):
         """Like `lease`, but bring an evicted engine back and wait for it, within the time."""
         ...
 
-    def unload(self, name: str, reason: str) -> bool:
+    def unload(self, name: str, reason: str, *, urgent: bool = False) -> bool:
         """Evict an idle engine, in one step; False when it is leased, pinned or not Ready.
 
         It stays wanted: a request loads it again. Its exit and what came back are in its view.
+        False also within the minimum stay of an engine that a request just brought back, unless
+        `urgent`. `reason` is for people and completes "unloaded: ...".
         """
         ...
 
     def send(self, name: str, command: Command) -> bool:
-        """Pass Limits, Abort, Reclaim or Answer to a running engine; False without one."""
+        """Pass Limits, Abort, Reclaim or Answer to a running engine; False without one.
+
+        The last Limits are kept, and an engine that starts later begins under them.
+        """
         ...
 
     def on_memory_event(self, callback: Callable[[str, ChunkMeasured | Ask], None]) -> None:

@@ -1,4 +1,7 @@
-"""Who gets which engine: the choice, the refusals in words, and the lease itself."""
+"""Who gets which engine: the choice, whom to bring back, the refusals in words, the lease.
+
+Called by the pool. Choosing and leasing are one step, with no await between them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +10,8 @@ from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal, Retryable
 from node_agent.engine.messages import Generate
 from node_agent.pool.base import EngineView
+from node_agent.pool.lifecycle import Woken
+from node_agent.pool.roster import Roster
 from node_agent.pool.slot import Slot
 from node_agent.pool.streams import RowStream
 
@@ -20,8 +25,7 @@ class PoolLease:
     def __init__(self, slot: Slot, view: EngineView) -> None:
         self._slot, self._view = slot, view
         self._idle, self._held = True, True
-        slot.leases += 1
-        slot.idle_leases += 1
+        slot.use.take()
 
     @property
     def view(self) -> EngineView:
@@ -41,14 +45,54 @@ class PoolLease:
             return
         self._held = False
         self._settle()
-        self._slot.leases -= 1
-        self._slot.note_idle()
+        self._slot.use.give_back()
+        self._slot.note_use()
 
     def _settle(self) -> None:
         """From the first row on, the rows count and not the lease."""
         if self._idle:
             self._idle = False
-            self._slot.idle_leases -= 1
+            self._slot.use.settle()
+
+
+def take_lease(roster: Roster, model: str) -> PoolLease | Refusal:
+    """Lease the least busy accepting engine that serves a public model name, or say why not.
+
+    Mutates: the engine's leases.
+    """
+    views = roster.views()
+    serving = [view for view in views if serves(view, model)]
+    if not serving:
+        return refuse_unknown(model, views)
+    accepting = [view for view in serving if view.accepting]
+    if not accepting:
+        return refuse_not_ready(model, serving)
+    pairs = [(view, slot) for view in accepting if (slot := roster.get(view.want.name))]
+    free = [(view, slot) for view, slot in pairs if slot.load < _places(view)]
+    if not free:
+        return refuse_full(model, accepting)
+    view, slot = min(free, key=lambda pair: (pair[1].load, pair[0].want.name))
+    return PoolLease(slot, view)
+
+
+def bring_back(roster: Roster, model: str) -> bool:
+    """Return whether an unloaded engine of a model is on its way back, waking one if need be.
+
+    Mutates: one engine at most, and none while another one is on its way already.
+    """
+    serving = [view for view in roster.views() if serves(view, model)]
+    if any(view.returning for view in serving):
+        return True
+    for view in serving:
+        slot = roster.get(view.want.name)
+        if view.evicted and slot is not None:
+            slot.handle(Woken())
+            return slot.state.returning
+    return False
+
+
+def _places(view: EngineView) -> int:
+    return view.want.spec.batching.max_running + view.want.spec.batching.max_waiting
 
 
 def serves(view: EngineView, model: str) -> bool:
@@ -102,6 +146,10 @@ def describe(view: EngineView) -> str:
     words = view.phase.value.lower()
     if view.phase in {EnginePhase.LOADING, EnginePhase.DOWNLOADING} and view.progress_total_bytes:
         return f"{words}, {100 * view.progress_done_bytes // view.progress_total_bytes}%"
+    if view.phase is EnginePhase.PENDING and view.message:
+        return f"{words} ({view.reason}: {view.message})"
+    if view.evicted:
+        return f"unloaded ({view.reason}: {view.message})"
     if view.phase is not EnginePhase.FAILED:
         return words
     again = view.restart_in_seconds

@@ -11,6 +11,7 @@ class Phase(StrEnum):
     """Where an engine is."""
 
     RESOLVING = "Resolving"
+    ADMITTING = "Admitting"
     SPAWNING = "Spawning"
     LOADING = "Loading"
     READY = "Ready"
@@ -18,6 +19,7 @@ class Phase(StrEnum):
     STOPPING = "Stopping"
     BACKOFF = "Backoff"
     FAILED = "Failed"
+    STOPPED = "Stopped"
     GONE = "Gone"
 
 
@@ -26,6 +28,8 @@ class Effect(StrEnum):
 
     RESOLVE = "resolve"
     CANCEL_RESOLVE = "cancel resolve"
+    ADMIT = "admit"
+    CANCEL_ADMIT = "cancel admit"
     SPAWN = "spawn"
     LOAD = "load"
     SHUTDOWN = "shutdown"
@@ -44,12 +48,16 @@ class StopStep(StrEnum):
 
 
 class Reason(StrEnum):
-    """Machine-readable reasons of a failed engine; source errors bring their own."""
+    """Machine-readable reasons of an engine that does not serve; source errors bring their own."""
 
     ENGINE_DIED = "EngineDied"
     ENGINE_STUCK = "EngineStuck"
     LOAD_FAILED = "LoadFailed"
     SPAWN_FAILED = "SpawnFailed"
+    WAITING_FOR_MEMORY = "WaitingForMemory"
+    INSUFFICIENT_MEMORY = "InsufficientMemory"
+    EVICTED = "Evicted"
+    IDLE_TTL = "IdleTTL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,11 @@ class Timings:
 class State:
     """One engine at one moment. `since` and `deadline` are of the pool's clock.
 
-    `failures` counts failures in a row and sets the backoff; `starts` counts processes.
-    `then` is where STOPPING leads once the process is gone. `reason` and `message` tell of the
-    last failure and stay until the engine is ready again.
+    `failures` counts failures in a row and sets the backoff; `starts` counts processes, less
+    those that a request brought back. `then` is where STOPPING leads once the process is gone.
+    `reason` and `message` tell of the last failure and stay until the engine is ready again, or
+    why it was unloaded. `waits_for` says in words what ADMITTING waits for. `woken` holds from
+    the request that brings an unloaded engine back until its next failure or unload.
     """
 
     phase: Phase = Phase.RESOLVING
@@ -85,11 +95,42 @@ class State:
     failures: int = 0
     then: Phase = Phase.GONE
     stop_step: StopStep = StopStep.ASKED
+    waits_for: str = ""
+    woken: bool = False
+    spawned_at: float = 0.0
+    load_seconds: float = 0.0
 
     @property
     def restarts(self) -> int:
         """How often a process was started after the first."""
         return max(0, self.starts - 1)
+
+    @property
+    def unloading(self) -> bool:
+        """Whether it is on its way out to make room, and not asked back yet."""
+        return self.phase is Phase.STOPPING and self.then is Phase.STOPPED
+
+    @property
+    def evicted(self) -> bool:
+        """Whether it was unloaded and nobody has asked for it since."""
+        return self.phase is Phase.STOPPED or self.unloading
+
+    @property
+    def returning(self) -> bool:
+        """Whether a request has asked an unloaded engine back and its load goes on."""
+        reloads = self.phase is Phase.STOPPING and self.then is Phase.RESOLVING
+        return self.woken and (reloads or self.phase in _ON_THE_WAY)
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether bytes granted to its load may still be in its process."""
+        return self.phase in _WITH_PROCESS
+
+
+_ON_THE_WAY = frozenset({Phase.RESOLVING, Phase.ADMITTING, Phase.SPAWNING, Phase.LOADING})
+_WITH_PROCESS = frozenset(
+    {Phase.SPAWNING, Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +140,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The model's files are on this machine."""
+    """The model's files are on this machine; `needs` says in words what its load will take."""
+
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +152,26 @@ class ResolveFailed:
     message: str
     code: str
     permanent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The memory side has set the bytes of the load aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionDelayed:
+    """It has not yet; ask again in a while."""
+
+    message: str
+    again_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRefused:
+    """It never will as things stand."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +232,19 @@ class Unwanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    """The engine should give its memory back; its owner has seen that nobody uses it."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A request asks for an unloaded engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """No row and no lease is left."""
 
@@ -187,6 +263,9 @@ Event = (
     Started
     | Resolved
     | ResolveFailed
+    | Admitted
+    | AdmissionDelayed
+    | AdmissionRefused
     | Spawned
     | SpawnFailed
     | HelloSeen
@@ -196,6 +275,8 @@ Event = (
     | Exited
     | Stuck
     | Unwanted
+    | Evicted
+    | Woken
     | Drained
     | RowsChanged
     | Tick

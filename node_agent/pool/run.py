@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from manifests.errors import Code
 from node_agent.engine.framing import FrameError
 from node_agent.engine.messages import (
+    Ask,
     Cancel,
+    ChunkMeasured,
+    Command,
     Event,
     Generate,
     Heartbeat,
     Hello,
-    Load,
     Loaded,
     LoadFailed,
     Loading,
@@ -26,6 +28,7 @@ from node_agent.engine.messages import (
 from node_agent.pool import lifecycle
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.lifecycle import Effect
+from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.process import EngineProcess, spawn
 from node_agent.pool.rates import RateMeter
 from node_agent.pool.settings import PoolSettings
@@ -35,13 +38,18 @@ from node_agent.sources.base import SourceResolver
 
 @dataclass(frozen=True, slots=True)
 class SlotTools:
-    """What every engine of the pool is given; the clocks return seconds."""
+    """What every engine of the pool is given; the clocks return seconds.
+
+    `changed` is told that a view changed, `measured` what an engine measured or asks for.
+    """
 
     settings: PoolSettings
     resolver: SourceResolver
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     changed: Callable[[], None]
+    measured: Callable[[str, ChunkMeasured | Ask], None]
+    memory: MemorySide
 
 
 class EngineRun:
@@ -84,7 +92,7 @@ class EngineRun:
         process.listen()
         self._report(lifecycle.Spawned())
         words = await process.wait()
-        self._process, self.heartbeat = None, None
+        self._process, self.heartbeat, self.loaded = None, None, None
         self._report(lifecycle.Exited(words))
 
     def push(self, effect: Effect) -> None:
@@ -98,10 +106,12 @@ class EngineRun:
         elif effect is Effect.KILL:
             self._process.kill()
 
-    def send_load(self, command: Load) -> None:
-        """Tell the process which model to load."""
-        if self._process is not None:
-            self._process.send(command)
+    def send(self, command: Command) -> bool:
+        """Pass a command on; False without a process."""
+        if self._process is None:
+            return False
+        self._process.send(command)
+        return True
 
     def generate(self, command: Generate) -> RowStream:
         """Send a row; the stream has already failed when the process cannot take it."""
@@ -120,6 +130,10 @@ class EngineRun:
         self.streams.add(stream)
         self._tools.changed()
         return stream
+
+    def excuse_silence(self) -> None:
+        """Start the heartbeat's age anew."""
+        self.heartbeat_at = self._tools.clock()
 
     def note_progress(self, done_bytes: int, total_bytes: int) -> None:
         """Remember how far a download or a load is."""
@@ -141,6 +155,8 @@ class EngineRun:
                 self._report(lifecycle.LoadedSeen())
             case LoadFailed():
                 self._report(lifecycle.LoadFailedSeen(event.message))
+            case ChunkMeasured() | Ask():
+                self._tools.measured(self._name, event)
             case Heartbeat():
                 now = self._tools.clock()
                 self.rates.note_interval(now - self.heartbeat_at)

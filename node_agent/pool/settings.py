@@ -15,6 +15,9 @@ class PoolSettings:
 
     Units: seconds and bytes. `cache_limit_bytes` 0 lets each engine choose how much freed
     memory MLX keeps. `drain_seconds` is how long rows of an engine that should go may run on.
+    `fused` says that engines have Metal's fused attention. `load_wait_seconds` is how long a load
+    stands in line for memory before it goes to the end of the line. An engine that a request
+    brought back is not unloaded for `minimum_stay_seconds`.
     """
 
     log_directory: Path
@@ -26,3 +29,6 @@ class PoolSettings:
     log_check_seconds: float = 5.0
     max_log_bytes: int = MAX_LOG_BYTES
     cache_limit_bytes: int = 0
+    fused: bool = False
+    load_wait_seconds: float = 600.0
+    minimum_stay_seconds: float = 10.0

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from node_agent.pool.lifecycle import (
+    AdmissionDelayed,
+    AdmissionRefused,
+    Admitted,
     Drained,
     Effect,
     Event,
+    Evicted,
     Exited,
     HelloSeen,
     LinkLost,
@@ -30,6 +34,7 @@ from node_agent.pool.lifecycle import (
     Tick,
     Timings,
     Unwanted,
+    Woken,
 )
 
 Outcome = tuple[State, tuple[Effect, ...]]
@@ -54,16 +59,42 @@ def backoff_seconds(then: Phase, failures: int, timings: Timings) -> float:
 
 
 def _enter(state: State, phase: Phase, now: float) -> State:
-    return replace(state, phase=phase, since=now, deadline=None, then=Phase.GONE)
+    return replace(state, phase=phase, since=now, deadline=None, then=Phase.GONE, waits_for="")
 
 
 def _start(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
     return _enter(state, Phase.RESOLVING, now), (Effect.RESOLVE,)
 
 
-def _resolved(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
-    spawning = replace(_enter(state, Phase.SPAWNING, now), starts=state.starts + 1)
+def _resolved(state: State, event: Event, now: float, _timings: Timings) -> Outcome:
+    assert isinstance(event, Resolved)  # noqa: S101 - the table guarantees it
+    return replace(_enter(state, Phase.ADMITTING, now), waits_for=event.needs), (Effect.ADMIT,)
+
+
+def _admitted(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
+    spawning = replace(_enter(state, Phase.SPAWNING, now), starts=state.starts + 1, spawned_at=now)
     return spawning, (Effect.SPAWN,)
+
+
+def _admission_delayed(state: State, event: Event, now: float, _timings: Timings) -> Outcome:
+    assert isinstance(event, AdmissionDelayed)  # noqa: S101 - the table guarantees it
+    return replace(state, waits_for=event.message, deadline=now + event.again_seconds), ()
+
+
+def _ask_again(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
+    if state.deadline is None or now < state.deadline:
+        return state, ()
+    return replace(state, deadline=None), (Effect.ADMIT,)
+
+
+def _admission_refused(state: State, event: Event, now: float, timings: Timings) -> Outcome:
+    assert isinstance(event, AdmissionRefused)  # noqa: S101 - the table guarantees it
+    told = replace(state, reason=Reason.INSUFFICIENT_MEMORY, message=event.message)
+    return _fail_for_long(told, now, timings), ()
+
+
+def _leave_admitting(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
+    return _enter(state, Phase.GONE, now), (Effect.CANCEL_ADMIT, Effect.FORGET)
 
 
 def _resolve_failed(state: State, event: Event, now: float, timings: Timings) -> Outcome:
@@ -71,12 +102,17 @@ def _resolve_failed(state: State, event: Event, now: float, timings: Timings) ->
     failed = replace(state, reason=event.code, message=event.message)
     if not event.permanent:
         return _wait(failed, Phase.BACKOFF, now, timings), ()
-    waiting = replace(
-        _enter(failed, Phase.FAILED, now),
+    return _fail_for_long(failed, now, timings), ()
+
+
+def _fail_for_long(state: State, now: float, timings: Timings) -> State:
+    """Return the state after a failure that only a change of the world cures."""
+    return replace(
+        _enter(state, Phase.FAILED, now),
         failures=state.failures + 1,
         deadline=now + timings.permanent_retry_seconds,
+        woken=False,
     )
-    return waiting, ()
 
 
 def _spawn_failed(state: State, event: Event, now: float, timings: Timings) -> Outcome:
@@ -89,7 +125,7 @@ def _wait(state: State, phase: Phase, now: float, timings: Timings) -> State:
     """Return the state of waiting for the next try."""
     failures = state.failures + 1
     deadline = now + backoff_seconds(phase, failures, timings)
-    return replace(_enter(state, phase, now), failures=failures, deadline=deadline)
+    return replace(_enter(state, phase, now), failures=failures, deadline=deadline, woken=False)
 
 
 def _hello(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
@@ -97,7 +133,28 @@ def _hello(state: State, _event: Event, now: float, _timings: Timings) -> Outcom
 
 
 def _loaded(state: State, _event: Event, now: float, _timings: Timings) -> Outcome:
-    return replace(_enter(state, Phase.READY, now), reason="", message=""), ()
+    ready = replace(_enter(state, Phase.READY, now), reason="", message="")
+    return replace(ready, load_seconds=now - state.spawned_at), ()
+
+
+def _evict(state: State, event: Event, now: float, timings: Timings) -> Outcome:
+    assert isinstance(event, Evicted)  # noqa: S101 - the table guarantees it
+    calm = _forgive(state, now, timings)
+    told = replace(calm, reason=event.reason, message=event.message, woken=False)
+    return _stop(told, Phase.STOPPED, now, timings), (Effect.SHUTDOWN,)
+
+
+def _wake(state: State, event: Event, now: float, timings: Timings) -> Outcome:
+    """Bring it back; this start is nobody's fault, so it is not counted as a restart."""
+    woken = replace(state, woken=True, starts=state.starts - 1, reason="", message="")
+    return _start(woken, event, now, timings)
+
+
+def _wake_once_gone(state: State, _event: Event, _now: float, _timings: Timings) -> Outcome:
+    """Its memory must be back before it can be asked for again, so it leaves first."""
+    if state.then is not Phase.STOPPED:
+        return state, ()
+    return replace(state, then=Phase.RESOLVING, woken=True), ()
 
 
 def _stop(state: State, then: Phase, now: float, timings: Timings) -> State:
@@ -210,6 +267,10 @@ def _stopped(state: State, event: Event, now: float, timings: Timings) -> Outcom
         state = replace(state, reason=Reason.ENGINE_DIED, message=event.words)
     if state.then is Phase.GONE:
         return _enter(state, Phase.GONE, now), (Effect.FAIL_STREAMS, Effect.FORGET)
+    if state.then is Phase.STOPPED:
+        return _enter(state, Phase.STOPPED, now), (Effect.FAIL_STREAMS,)
+    if state.then is Phase.RESOLVING:
+        return _wake(state, event, now, timings)
     if isinstance(event, Exited) and state.reason == Reason.ENGINE_DIED:
         state = replace(state, message=event.words)
     return _wait(state, state.then, now, timings), (Effect.FAIL_STREAMS,)
@@ -232,6 +293,11 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.RESOLVING, Resolved): _resolved,
     (Phase.RESOLVING, ResolveFailed): _resolve_failed,
     (Phase.RESOLVING, Unwanted): _leave_resolving,
+    (Phase.ADMITTING, Admitted): _admitted,
+    (Phase.ADMITTING, AdmissionDelayed): _admission_delayed,
+    (Phase.ADMITTING, AdmissionRefused): _admission_refused,
+    (Phase.ADMITTING, Unwanted): _leave_admitting,
+    (Phase.ADMITTING, Tick): _ask_again,
     (Phase.SPAWNING, SpawnFailed): _spawn_failed,
     (Phase.SPAWNING, HelloSeen): _hello,
     (Phase.SPAWNING, LinkLost): _link_lost,
@@ -248,6 +314,7 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.READY, Exited): _crashed,
     (Phase.READY, Stuck): _stuck,
     (Phase.READY, Unwanted): _drain,
+    (Phase.READY, Evicted): _evict,
     (Phase.DRAINING, LinkLost): _link_lost,
     (Phase.DRAINING, Exited): _stopped,
     (Phase.DRAINING, Stuck): _stuck,
@@ -258,9 +325,12 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.STOPPING, SpawnFailed): _stopped,
     (Phase.STOPPING, Exited): _stopped,
     (Phase.STOPPING, Unwanted): _do_not_return,
+    (Phase.STOPPING, Woken): _wake_once_gone,
     (Phase.STOPPING, Tick): _push,
     (Phase.BACKOFF, Unwanted): _leave,
     (Phase.BACKOFF, Tick): _retry,
     (Phase.FAILED, Unwanted): _leave,
     (Phase.FAILED, Tick): _retry,
+    (Phase.STOPPED, Woken): _wake,
+    (Phase.STOPPED, Unwanted): _leave,
 }
