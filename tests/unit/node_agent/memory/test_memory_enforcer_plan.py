@@ -205,6 +205,24 @@ def test_a_reading_that_settles_after_400_ms_kills_nothing() -> None:
     assert plans[-1][1].state.level is OK
 
 
+def test_the_high_water_mark_alone_kills_nothing() -> None:
+    """B45: it holds the level up while the newest readings are far below."""
+    row = busy("a", prefill("r", 1))
+    plans = list(play([sight(500, row, used=1010)] * 40))
+    assert plans[-1][1].state.level is EMERGENCY
+    assert [a for _, plan in plans for a in plan.actions if isinstance(a, AbortRow | Evict)] == []
+
+
+def test_two_readings_far_apart_are_not_enough_to_kill() -> None:
+    row = sight(1010, busy("a", prefill("r", 1)))
+    first = plan_enforcement(EnforcerState(), row, 0.0)
+    second = plan_enforcement(first.state, row, 30.0)
+    third = plan_enforcement(second.state, row, 30.25)
+    kinds = [[type(a) for a in plan.actions] for plan in (first, second, third)]
+    assert AbortRow not in kinds[0] + kinds[1]
+    assert AbortRow in kinds[2]
+
+
 def test_a_reading_that_never_falls_leads_to_an_abort_within_five_seconds() -> None:
     """B45: the re-sampling is bounded."""
     found = actions_of([sight(1010, busy("a", prefill("r", 1)))] * 10, AbortRow)

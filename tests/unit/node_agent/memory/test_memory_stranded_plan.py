@@ -38,6 +38,10 @@ def test_what_a_living_engine_wires_is_not_anothers_remains() -> None:
     assert play((0, 4, {}), (1, 34, both), (2, 34, other), (60, 34, other)).proven == ()
 
 
+def test_what_another_app_wired_meanwhile_is_not_our_remains() -> None:
+    assert play((0, 4, {}), (1, 54, held(30)), (2, 24, {}), (60, 24, {})).proven == ()
+
+
 def test_stranding_is_forgiven_when_the_memory_comes_back_after_all() -> None:
     stuck = [(0.0, 4, {}), (1.0, 34, held(30)), (2.0, 34, {}), (40.0, 34, {})]
     assert play(*stuck).proven
