@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 
 from node_agent.pool.lifecycle import (
+    AdmissionDelayed,
+    AdmissionRefused,
+    Admitted,
     Drained,
     Effect,
+    Evicted,
     Exited,
     HelloSeen,
     LinkLost,
@@ -26,6 +30,7 @@ from node_agent.pool.lifecycle import (
     Tick,
     Timings,
     Unwanted,
+    Woken,
 )
 from node_agent.pool.states import backoff_seconds, transition
 
@@ -34,6 +39,9 @@ EVENTS = [
     Started(),
     Resolved(),
     ResolveFailed("no files", "SourceNotFound", permanent=True),
+    Admitted(),
+    AdmissionDelayed("another model loads", 1.0),
+    AdmissionRefused("needs 9 GiB"),
     Spawned(),
     SpawnFailed("no python"),
     HelloSeen(),
@@ -43,6 +51,8 @@ EVENTS = [
     Exited("exit code 1"),
     Stuck("no heartbeat"),
     Unwanted(30),
+    Evicted("Evicted", "for another"),
+    Woken(),
     Drained(),
     RowsChanged(),
     Tick(),
@@ -52,9 +62,14 @@ E = Effect
 # passed, so a Tick acts wherever it can.
 EXPECTED = {
     (Phase.RESOLVING, Started): (Phase.RESOLVING, [E.RESOLVE]),
-    (Phase.RESOLVING, Resolved): (Phase.SPAWNING, [E.SPAWN]),
+    (Phase.RESOLVING, Resolved): (Phase.ADMITTING, [E.ADMIT]),
     (Phase.RESOLVING, ResolveFailed): (Phase.FAILED, []),
     (Phase.RESOLVING, Unwanted): (Phase.GONE, [E.CANCEL_RESOLVE, E.FORGET]),
+    (Phase.ADMITTING, Admitted): (Phase.SPAWNING, [E.SPAWN]),
+    (Phase.ADMITTING, AdmissionDelayed): (Phase.ADMITTING, []),
+    (Phase.ADMITTING, AdmissionRefused): (Phase.FAILED, []),
+    (Phase.ADMITTING, Unwanted): (Phase.GONE, [E.CANCEL_ADMIT, E.FORGET]),
+    (Phase.ADMITTING, Tick): (Phase.ADMITTING, [E.ADMIT]),
     (Phase.SPAWNING, SpawnFailed): (Phase.BACKOFF, []),
     (Phase.SPAWNING, HelloSeen): (Phase.LOADING, [E.LOAD]),
     (Phase.SPAWNING, LinkLost): (Phase.STOPPING, [E.FAIL_STREAMS]),
@@ -71,6 +86,7 @@ EXPECTED = {
     (Phase.READY, Exited): (Phase.BACKOFF, [E.FAIL_STREAMS]),
     (Phase.READY, Stuck): (Phase.STOPPING, [E.FAIL_STREAMS, E.KILL]),
     (Phase.READY, Unwanted): (Phase.DRAINING, []),
+    (Phase.READY, Evicted): (Phase.STOPPING, [E.SHUTDOWN]),
     (Phase.DRAINING, LinkLost): (Phase.STOPPING, [E.FAIL_STREAMS]),
     (Phase.DRAINING, Exited): (Phase.GONE, [E.FAIL_STREAMS, E.FORGET]),
     (Phase.DRAINING, Stuck): (Phase.STOPPING, [E.FAIL_STREAMS, E.KILL]),
@@ -86,6 +102,8 @@ EXPECTED = {
     (Phase.BACKOFF, Tick): (Phase.RESOLVING, [E.RESOLVE]),
     (Phase.FAILED, Unwanted): (Phase.GONE, [E.FORGET]),
     (Phase.FAILED, Tick): (Phase.RESOLVING, [E.RESOLVE]),
+    (Phase.STOPPED, Woken): (Phase.RESOLVING, [E.RESOLVE]),
+    (Phase.STOPPED, Unwanted): (Phase.GONE, [E.FORGET]),
 }
 
 
@@ -189,7 +207,7 @@ def test_an_engine_unwanted_while_it_is_being_killed_does_not_return():
 def test_an_old_failure_does_not_lead_a_later_drain_astray():
     state, _ = transition(at(Phase.LOADING), LoadFailedSeen("bad"), NOW)
     state, _ = transition(state, Exited("exit code 3"), NOW)
-    for event in (Tick(), Resolved(), HelloSeen(), LoadedSeen()):
+    for event in (Tick(), Resolved(), Admitted(), HelloSeen(), LoadedSeen()):
         state, _ = transition(state, event, NOW + 1000)
     assert (state.phase, state.reason, state.message) == (Phase.READY, "", "")
     state, _ = transition(state, Unwanted(30), NOW + 1000)
@@ -217,5 +235,5 @@ def test_restarts_count_processes_after_the_first():
     state = State(since=NOW)
     assert state.restarts == 0
     for expected in (0, 1, 2):
-        state, _ = transition(replace(state, phase=Phase.RESOLVING), Resolved(), NOW)
+        state, _ = transition(replace(state, phase=Phase.ADMITTING), Admitted(), NOW)
         assert state.restarts == expected
