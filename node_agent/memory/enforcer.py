@@ -46,7 +46,7 @@ class EnforcedPool(Protocol):
         """Return every engine."""
         ...
 
-    def unload(self, name: str, reason: str) -> bool:
+    def unload(self, name: str, reason: str, *, urgent: bool = False) -> bool:
         """Evict an idle engine; False when it is not."""
         ...
 
@@ -177,7 +177,7 @@ class Enforcer:
                     self._hooks.acted(action)
 
     def _evict(self, action: Evict) -> None:
-        if self._pool.unload(action.engine, action.reason):
+        if self._pool.unload(action.engine, action.reason, urgent=action.urgent):
             _LOG.info("engine evicted", engine=action.engine, reason=action.reason)
             self._hooks.acted(action)
 

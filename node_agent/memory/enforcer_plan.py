@@ -133,10 +133,11 @@ class EnforcerState:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Unload an idle engine."""
+    """Unload an idle engine; `urgent` even one that a request has just brought back."""
 
     engine: str
     reason: str
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +275,13 @@ def plan_evictions(
     """
     excess = seen.newest_bytes - seen.marks.soft_bytes
     excess -= sum(item.held_bytes for item in seen.engines if item.leaving)
-    stays = 0.0 if _at_least(level, PressureLevel.HARD) else rules.minimum_stay_seconds
+    urgent = _at_least(level, PressureLevel.HARD)
+    stays = 0.0 if urgent else rules.minimum_stay_seconds
     actions: list[Action] = []
     for engine in idle_longest_first(seen.engines, stays):
         if excess < 0:
             break
-        actions.append(Evict(engine.name, _why_evicted(seen)))
+        actions.append(Evict(engine.name, _why_evicted(seen), urgent))
         excess -= engine.held_bytes
     return actions
 
@@ -296,8 +298,8 @@ def idle_longest_first(
 
 def _why_evicted(seen: Sighting) -> str:
     return (
-        f"engines held {format_bytes(seen.newest_bytes)}, at or above the soft mark of "
-        f"{format_bytes(seen.marks.soft_bytes)}"
+        f"idle while engines held {format_bytes(seen.newest_bytes)}, at or above the soft mark "
+        f"of {format_bytes(seen.marks.soft_bytes)}"
     )
 
 

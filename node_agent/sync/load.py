@@ -63,7 +63,7 @@ class LoadSource:
             aliases=tuple(spec.aliases),
             phase=view.phase,
             accepting=self._accepting and view.accepting,
-            wakes=self._accepting and view.evicted,
+            load_seconds=round(view.load_seconds, 1),
             running=view.running,
             waiting=view.waiting,
             max_running=spec.batching.max_running,

@@ -55,7 +55,8 @@ class News:
         if not isinstance(action, ShrinkHotCache):
             uids = {view.want.name: view.want.uid for view in self._pool.views()}
             about = Subject("Engine", action.engine, uids.get(action.engine, ""))
-        self._post((plan_action_occurrence(action, about),))
+        told = plan_action_occurrence(action, about)
+        self._post(() if told is None else (told,))
 
     def note_level(self, before: PressureLevel, after: PressureLevel) -> None:
         """Tell that admission was paused, or taken up again."""

@@ -18,8 +18,10 @@ from manifests.units import format_bytes
 from manifests.wire.listwatch import RawObject
 from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache
 from node_agent.pool.base import EngineView
+from node_agent.pool.lifecycle import Reason
 
 # Conditions of a node whose coming true a person should find among the events.
+_FAILURES = {Reason.INSUFFICIENT_MEMORY.value: "LoadRefused"}
 _TOLD_CONDITIONS = ("WiredLimitLow", "PanicHistory", "RebootNeeded")
 
 
@@ -29,6 +31,8 @@ class Seen:
 
     phase: EnginePhase
     restarts: int
+    evicted: bool = False
+    freed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,10 @@ class Subject:
 
 def look(views: Iterable[EngineView]) -> dict[str, Seen]:
     """Return what to compare the next look with, by uid."""
-    return {view.want.uid: Seen(view.phase, view.restarts) for view in views}
+    return {
+        view.want.uid: Seen(view.phase, view.restarts, view.evicted, view.freed_bytes)
+        for view in views
+    }
 
 
 def plan_occurrences(
@@ -75,10 +82,16 @@ def plan_occurrences(
 
 
 def _of_engine(seen: Seen | None, view: EngineView) -> list[Occurrence]:
+    return [*_of_its_life(seen, view), *_of_its_memory(seen, view)]
+
+
+def _of_its_life(seen: Seen | None, view: EngineView) -> list[Occurrence]:
+    """Tell of failures, restarts and readiness."""
     found: list[Occurrence] = []
     changed = seen is None or seen.phase is not view.phase
     if view.phase is EnginePhase.FAILED and changed:
-        found.append(_about(view, "Warning", view.reason or "EngineFailed", view.message))
+        reason = _FAILURES.get(view.reason, view.reason or "EngineFailed")
+        found.append(_about(view, "Warning", reason, view.message))
     if seen is not None and view.restarts > seen.restarts:
         why = f": {view.message}" if view.message else ""
         found.append(_about(view, "Warning", "Restarted", f"restart {view.restarts}{why}"))
@@ -90,17 +103,32 @@ def _of_engine(seen: Seen | None, view: EngineView) -> list[Occurrence]:
     return found
 
 
+def _of_its_memory(seen: Seen | None, view: EngineView) -> list[Occurrence]:
+    """Tell of an unload and what it gave back."""
+    found: list[Occurrence] = []
+    if view.evicted and (seen is None or not seen.evicted):
+        found.append(_about(view, "Normal", view.reason or "Evicted", f"unloaded: {view.message}"))
+    freed = view.freed_bytes
+    if freed is not None and seen is not None and seen.freed_bytes is None:
+        words = f"its process is gone and gave {format_bytes(freed)} back"
+        found.append(_about(view, "Normal", "Unloaded", words))
+    return found
+
+
 def _about(
     view: EngineView, type_: Literal["Normal", "Warning"], reason: str, message: str
 ) -> Occurrence:
     return Occurrence("Engine", view.want.name, view.want.uid, type_, reason, message)
 
 
-def plan_action_occurrence(action: Action, subject: Subject) -> Occurrence:
-    """Return the event of one measure of the enforcer; `subject` is the engine, or the node."""
+def plan_action_occurrence(action: Action, subject: Subject) -> Occurrence | None:
+    """Return the event of one measure of the enforcer; `subject` is the engine, or the node.
+
+    An eviction is told by the engine's view, whoever began it.
+    """
     match action:
-        case Evict(reason=reason):
-            return _of(subject, "Normal", "Evicted", f"unloaded while idle: {reason}")
+        case Evict():
+            return None
         case AbortRow(message=message):
             return _of(subject, "Warning", "PrefillAborted", message)
         case ReclaimCache():

@@ -62,7 +62,7 @@ class World:
             self.held[name] -= self.row_bytes
         return True
 
-    def unload(self, name: str, reason: str) -> bool:
+    def unload(self, name: str, reason: str, *, urgent: bool = False) -> bool:
         view = self.engines[name]
         if view.rows or view.leases or view.want.spec.keep.pinned:
             return False

@@ -1,5 +1,7 @@
 """Events: told once per change, counted when repeated."""
 
+from dataclasses import replace
+
 import pytest
 
 from manifests.engine import EnginePhase, EngineSpec
@@ -83,7 +85,6 @@ ENGINE, NODE = Subject("Engine", "a", "u1"), Subject("Node", "here", "n1")
 @pytest.mark.parametrize(
     ("action", "type_", "reason", "words"),
     [
-        (Evict("a", "too full"), "Normal", "Evicted", "too full"),
         (AbortRow("a", "r", "held 9"), "Warning", "PrefillAborted", "held 9"),
         (ReclaimCache("a"), "Normal", "Reclaimed", "cached buffers"),
         (ShrinkHotCache(0), "Normal", "HotCacheShrunk", "0 B"),
@@ -93,8 +94,28 @@ def test_each_measure_of_the_enforcer_is_told(
     action: Action, type_: str, reason: str, words: str
 ) -> None:
     told = plan_action_occurrence(action, ENGINE)
+    assert told is not None
     assert (told.kind, told.name, told.type, told.reason) == ("Engine", "a", type_, reason)
     assert words in told.message
+
+
+def test_an_unload_is_told_once_by_the_engines_view_whoever_began_it() -> None:
+    assert plan_action_occurrence(Evict("a", "x"), ENGINE) is None
+    ready = view(EnginePhase.READY)
+    leaving = replace(
+        ready, phase=EnginePhase.DRAINING, evicted=True, reason="IdleTTL", message="no request"
+    )
+    stopped = replace(leaving, phase=EnginePhase.STOPPED, freed_bytes=1 << 30)
+    (told,) = plan_occurrences(look([ready]), [leaving])
+    assert (told.reason, told.message) == ("IdleTTL", "unloaded: no request")
+    (after,) = plan_occurrences(look([leaving]), [stopped])
+    assert (after.reason, "1.00 GiB" in after.message) == ("Unloaded", True)
+    assert plan_occurrences(look([stopped]), [stopped]) == ()
+
+
+def test_a_load_that_is_refused_for_memory_is_told_as_such() -> None:
+    refused = view(EnginePhase.FAILED, reason="InsufficientMemory", message="needs 9 GiB")
+    assert reasons(view(EnginePhase.PENDING), refused) == ["LoadRefused"]
 
 
 def test_only_the_beginning_and_the_end_of_pressure_are_told() -> None:
@@ -125,11 +146,16 @@ def test_a_condition_that_comes_true_is_told_once() -> None:
 
 def test_repeats_that_wait_are_posted_as_one_with_their_count() -> None:
     one = plan_action_occurrence(ReclaimCache("a"), ENGINE)
-    other = plan_action_occurrence(Evict("a", "x"), ENGINE)
+    other = plan_action_occurrence(AbortRow("a", "r", "x"), ENGINE)
+    assert one is not None
+    assert other is not None
     waiting: tuple[Occurrence, ...] = ()
     for item in (one, other, one, one):
         waiting = merge_occurrence(waiting, item)
-    assert [(item.reason, item.count) for item in waiting] == [("Reclaimed", 3), ("Evicted", 1)]
+    assert [(item.reason, item.count) for item in waiting] == [
+        ("Reclaimed", 3),
+        ("PrefillAborted", 1),
+    ]
     event = build_event(waiting[0], "here", NOW)
     assert event["count"] == 3
     assert plan_repeat({"count": 4}, event)["count"] == 7
