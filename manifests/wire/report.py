@@ -28,7 +28,10 @@ class EngineLoad(Reported):
     aliases: tuple[str, ...] = ()
     phase: EnginePhase
     accepting: bool = Field(description="ready, making progress, not draining")
-    wakes: bool = Field(default=False, description="unloaded to make room; a request loads it")
+    wakes: bool = Field(
+        default=False, description="unloaded to make room, or coming back: a request may wait here"
+    )
+    load_seconds: float = Field(default=0.0, description="what its last load took, 0 when unknown")
     running: int = 0
     waiting: int = 0
     max_running: int = 0

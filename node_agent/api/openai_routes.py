@@ -114,11 +114,14 @@ class OpenAIRoutes:
 
 
 def public_models(views: tuple[EngineView, ...]) -> dict[str, EngineView]:
-    """Return every name a client may use here with the best engine behind it."""
+    """Return every name a client may use here with the best engine behind it.
+
+    An engine that was unloaded to make room is still served: a request brings it back.
+    """
     models: dict[str, EngineView] = {}
     leaving = {EnginePhase.DRAINING, EnginePhase.STOPPED}
     for view in views:
-        if view.phase in leaving:
+        if view.phase in leaving and not view.wakes:
             continue
         for name in (view.want.spec.model, *view.want.spec.aliases):
             if name not in models or view.accepting:

@@ -32,6 +32,8 @@ from node_agent.text.stops import StopMatcher
 
 _LOG = structlog.get_logger(__name__)
 _DEFAULT_CHUNK_TOKENS = 512
+# How long a request waits for a model that was unloaded to make room.
+_WAKE_WAIT_SECONDS = 120.0
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Completions:
     async def open(self, request: GenerationRequest) -> "Run":
         """Start the request. Raises RequestError or EngineError with nothing left behind."""
         began = self.monotonic()
-        lease = self.pool.lease(request.model)
+        lease = await self.pool.lease_ready(request.model, wait_seconds=_WAKE_WAIT_SECONDS)
         if isinstance(lease, Refusal):
             raise RequestError(lease)
         try:

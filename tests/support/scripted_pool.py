@@ -14,6 +14,9 @@ from manifests.engine import EnginePhase, EngineSpec
 from manifests.errors import Code, Refusal, Retryable
 from manifests.estimate import LayerGroup, LayerKind, ModelShape
 from node_agent.engine.messages import (
+    Ask,
+    ChunkMeasured,
+    Command,
     Event,
     Finished,
     Generate,
@@ -166,6 +169,9 @@ class ScriptedPool:
     streams: list[ScriptedStream] = field(default_factory=list)
     leases: set[ScriptedLease] = field(default_factory=set)
     callbacks: list[Callable[[], None]] = field(default_factory=list)
+    unloads: list[tuple[str, str, bool]] = field(default_factory=list)
+    sent: list[tuple[str, Command]] = field(default_factory=list)
+    memory_callbacks: list[Callable[[str, ChunkMeasured | Ask], None]] = field(default_factory=list)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -192,6 +198,22 @@ class ScriptedPool:
         self.leases.add(lease)
         self.idle.clear()
         return lease
+
+    async def lease_ready(self, model: str, *, wait_seconds: float) -> ScriptedLease | Refusal:
+        """Nothing here is ever unloaded, so nothing comes back by waiting."""
+        del wait_seconds
+        return self.lease(model)
+
+    def unload(self, name: str, reason: str, *, urgent: bool = False) -> bool:
+        self.unloads.append((name, reason, urgent))
+        return True
+
+    def send(self, name: str, command: Command) -> bool:
+        self.sent.append((name, command))
+        return any(view.want.name == name for view in self.engines)
+
+    def on_memory_event(self, callback: Callable[[str, ChunkMeasured | Ask], None]) -> None:
+        self.memory_callbacks.append(callback)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
