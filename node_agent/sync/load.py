@@ -63,6 +63,7 @@ class LoadSource:
             aliases=tuple(spec.aliases),
             phase=view.phase,
             accepting=self._accepting and view.accepting,
+            wakes=self._accepting and view.wakes,
             load_seconds=round(view.load_seconds, 1),
             running=view.running,
             waiting=view.waiting,
