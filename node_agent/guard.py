@@ -1,0 +1,109 @@
+"""The memory guard as one running part: monitor, enforcer, panic watch, and what they tell.
+
+Composes and passes on; every decision is in `memory` and `sync`. The app builds it, starts it and
+lets the sync, the metrics and the load stream read from it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from manifests.node import PressureLevel
+from node_agent.host.base import Host
+from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.enforcer import Enforcer, EnforcerHooks
+from node_agent.memory.enforcer_plan import Action, EnforcerRules
+from node_agent.monitor import Monitor, MonitorPace
+from node_agent.pool.base import Pool
+from node_agent.sync.conditions import HealthNow
+from node_agent.sync.panic_watch import PanicWatch
+
+_LOG = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The guard's own slice of the configuration."""
+
+    panics_file: Path
+    rules: EnforcerRules = field(default_factory=EnforcerRules)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardListeners:
+    """Whom the guard tells, all on the loop. `sampled` comes after each reading was acted upon."""
+
+    acted: Callable[[Action], None] = lambda _: None
+    level_changed: Callable[[PressureLevel, PressureLevel], None] = lambda _, __: None
+    sampled: Callable[[], None] = lambda: None
+    panics_changed: Callable[[], None] = lambda: None
+
+
+class Guard:
+    """Watches the node's memory and acts."""
+
+    def __init__(self, host: Host, pool: Pool, arbiter: Arbiter, settings: GuardSettings) -> None:
+        self._arbiter = arbiter
+        self._listeners: list[GuardListeners] = []
+        self.panics = PanicWatch(host, settings.panics_file, self._panics_changed)
+        self.enforcer = Enforcer(
+            pool,
+            arbiter,
+            EnforcerHooks(acted=self._acted, level_changed=self._level_changed),
+            settings.rules,
+        )
+        pace = MonitorPace(
+            poll_seconds=lambda: self.enforcer.poll_seconds,
+            ceiling_ratio=lambda: self.panics.ceiling_ratio,
+        )
+        self.monitor = Monitor(host, pool, arbiter, self._sampled, pace)
+
+    def tell(self, listeners: GuardListeners) -> None:
+        """Tell these too, in the order they were named. Mutates: who is told."""
+        self._listeners.append(listeners)
+
+    def health(self) -> HealthNow:
+        """Return what to report of this moment."""
+        level = self.enforcer.level
+        return HealthNow(
+            level=level,
+            paused=level is not PressureLevel.OK,
+            waiting=self._arbiter.waiting,
+            panics=self.panics.standing,
+            stranded=self.monitor.stranded,
+        )
+
+    async def start(self) -> None:
+        """Look once before anything is promised. Raises OSError when memory cannot be read."""
+        try:
+            await self.panics.scan()
+        except OSError as fault:
+            _LOG.warning("panic reports not read", fault=str(fault))
+        await self.monitor.sample()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.monitor.run())
+            tasks.create_task(self.panics.run())
+
+    def _sampled(self) -> None:
+        self.enforcer.act()
+        for listener in self._listeners:
+            listener.sampled()
+
+    def _acted(self, action: Action) -> None:
+        for listener in self._listeners:
+            listener.acted(action)
+
+    def _level_changed(self, before: PressureLevel, after: PressureLevel) -> None:
+        for listener in self._listeners:
+            listener.level_changed(before, after)
+
+    def _panics_changed(self) -> None:
+        for listener in self._listeners:
+            listener.panics_changed()
+        self.monitor.wake()
