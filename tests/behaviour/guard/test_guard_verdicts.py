@@ -1,0 +1,92 @@
+"""What fits is served and what does not is refused with true figures, for each kind of past (B43).
+
+The longest prompt that fits is what the node's own refusal says; 0.90 and 0.99 of it must be
+served, 1.01 and 2 times must be refused, before any byte.
+"""
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from manifests.units import MIB
+from tests.support.fleet import eventually
+from tests.support.guarded import GuardedNode, check_refusal, guarded_node
+from tests.support.tiny_models import tiny_model
+
+pytestmark = pytest.mark.processes
+
+CONTEXT = 16384
+ROOM_BYTES = 48 * MIB
+SHARES = (0.90, 0.99, 1.01, 2.0)
+KINDS = {"full": "llama", "windowed": "gemma3_text", "hybrid": "qwen3_next"}
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GuardedNode]:
+    with guarded_node(tmp_path_factory.mktemp(request.param)) as running:
+        running.serve(tiny_model(KINDS[request.param], context=CONTEXT, hidden=128))
+        running.tighten(ROOM_BYTES)
+        yield running
+
+
+def refusal(answer: httpx.Response) -> dict[str, object]:
+    """Return the error of a memory refusal after checking that its figures are true."""
+    assert answer.status_code in {413, 503}, answer.text
+    error: dict[str, object] = answer.json()["error"]
+    check_refusal(error)
+    return error
+
+
+def test_under_the_limit_is_served_and_over_it_is_refused(node: GuardedNode) -> None:
+    limit = node.find_limit_tokens()
+    print(f"{node.engine()['name']}: {limit} tokens fit into {ROOM_BYTES // MIB} MiB")
+    for share, stream in itertools.product(SHARES, (False, True)):
+        answer = node.complete(int(share * limit), stream=stream)
+        if share < 1:
+            assert answer.status_code == 200, (share, answer.text)
+        else:
+            assert answer.status_code == 413, (share, answer.text)
+            assert refusal(answer)["retryable"] == "no"
+
+
+def test_a_large_max_tokens_is_reserved_and_named_when_it_is_the_reason(
+    node: GuardedNode,
+) -> None:
+    limit = node.find_limit_tokens()
+    prompt = int(0.5 * limit)
+    assert node.complete(prompt, max_tokens=1).status_code == 200
+    answer = node.complete(prompt, max_tokens=CONTEXT - prompt)
+    if answer.status_code == 200:
+        # Only a past that stops growing, as of a small window, makes long outputs free.
+        assert node.engine()["kvBytesPerToken"] * (CONTEXT - limit) < ROOM_BYTES
+        return
+    error = refusal(answer)
+    assert "max_tokens" in str(error["message"])
+
+
+def test_running_requests_are_counted_and_what_waits_is_told_so(node: GuardedNode) -> None:
+    """Growth of running rows is reserved: the same prompt fits alone and not beside three."""
+    limit = node.find_limit_tokens()
+    share, tokens = int(0.3 * limit), 64
+    with ThreadPoolExecutor(3) as threads:
+        running = [
+            threads.submit(node.complete, share, max_tokens=tokens, ignore_eos=True)
+            for _ in range(3)
+        ]
+        eventually(lambda: node.engine()["running"] + node.engine()["waiting"] > 0, "requests run")
+        answer = node.complete(int(0.95 * limit))
+        answers = [item.result() for item in running]
+    assert all(item.status_code in {200, 503} for item in answers), [a.text for a in answers]
+    assert any(item.status_code == 200 for item in answers)
+    # It waited its turn, or was told to come again; it was never admitted beside the others
+    # into bytes that were not there.
+    if answer.status_code != 200:
+        assert answer.status_code == 503
+        assert refusal(answer)["retryable"] == "later"
+        assert int(answer.headers["retry-after"]) >= 1
+    assert node.complete(int(0.9 * limit)).status_code == 200
