@@ -70,8 +70,11 @@ def resolve(view: FleetView, name: str) -> str | Refusal:
 
 
 def list_models(view: FleetView, default_created_seconds: int) -> list[dict[str, Any]]:
-    """Return the OpenAI model objects of every name that a ready engine serves, sorted."""
-    ready = [item for item in view.endpoints if item.accepting]
+    """Return the OpenAI model objects of every name that is served, sorted.
+
+    A model whose engines were all unloaded to make room is: a request brings one back.
+    """
+    ready = [item for item in view.endpoints if item.accepting or item.wakes]
     served = {item.model for item in ready}
     reachable = served | {alias for item in ready for alias in item.aliases}
     return [

@@ -23,6 +23,8 @@ class EndpointView:
     """One engine of one node at its last report. Units: tokens, tokens per second, seconds.
 
     `tokens_fit_ever` and `ceiling_bytes` say what the node gives on its best day; 0 is unknown.
+    `wakes` means that its engine was unloaded to make room, or is coming back: a request may
+    wait there, about `load_seconds` (0 is unknown).
     """
 
     key: EndpointKey
@@ -43,6 +45,8 @@ class EndpointView:
     reported_seconds: float
     tokens_fit_ever: int = 0
     ceiling_bytes: int = 0
+    wakes: bool = False
+    load_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +67,20 @@ def plan_endpoints(seen: NodeReport) -> tuple[EndpointView, ...]:
     """Return the endpoints of one node, sorted by engine name."""
     open_ = seen.routable and seen.report.accepting
     return tuple(
-        _endpoint(seen, load, accepting=open_ and load.accepting)
+        _endpoint(seen, load, open_=open_)
         for load in sorted(seen.report.engines, key=lambda load: load.name)
     )
 
 
-def _endpoint(seen: NodeReport, load: EngineLoad, *, accepting: bool) -> EndpointView:
+def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointView:
+    accepting = open_ and load.accepting and load.phase is EnginePhase.READY
     return EndpointView(
         key=EndpointKey(seen.node, load.name),
         address=seen.address,
         model=load.model,
         aliases=load.aliases,
         phase=load.phase,
-        accepting=accepting and load.phase is EnginePhase.READY,
+        accepting=accepting,
         running=load.running,
         waiting=load.waiting,
         max_running=load.max_running,
@@ -88,4 +93,6 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, accepting: bool) -> Endpoin
         reported_seconds=seen.received_seconds,
         tokens_fit_ever=load.tokens_fit_ever,
         ceiling_bytes=seen.report.ceilings.abort_bytes,
+        wakes=open_ and load.wakes and not accepting,
+        load_seconds=load.load_seconds,
     )

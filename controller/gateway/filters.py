@@ -47,6 +47,13 @@ def filter_open(
     return tuple(item for item in endpoints if item.accepting and item.key not in tried)
 
 
+def filter_waking(
+    endpoints: Sequence[EndpointView], tried: Collection[EndpointKey]
+) -> tuple[EndpointView, ...]:
+    """Return the endpoints whose engine a request would bring back, not tried for this one."""
+    return tuple(item for item in endpoints if item.wakes and item.key not in tried)
+
+
 def filter_healthy(
     endpoints: Sequence[EndpointView], blocked: Collection[EndpointKey]
 ) -> tuple[EndpointView, ...]:
@@ -75,8 +82,15 @@ def find_roomiest(endpoints: Sequence[EndpointView], holds: Holds) -> tuple[Endp
 
 
 def free_tokens(endpoint: EndpointView, holds: Holds) -> int:
-    """Return the tokens that fit now, less what this gateway just sent there."""
-    return endpoint.tokens_fit_now - holds.get(endpoint.key, NOTHING_HELD).unseen_tokens
+    """Return the tokens that fit now, less what this gateway just sent there.
+
+    For an engine that has yet to come back it is what its node gives on its best day: its load
+    makes room, and what is free before it says nothing.
+    """
+    fit = endpoint.tokens_fit_now
+    if endpoint.wakes:
+        fit = endpoint.tokens_fit_ever or _context(endpoint)
+    return fit - holds.get(endpoint.key, NOTHING_HELD).unseen_tokens
 
 
 def _fits(endpoint: EndpointView, demand: Demand, holds: Holds) -> bool:

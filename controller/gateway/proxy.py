@@ -151,6 +151,7 @@ class Proxy:
             headers=plan_upstream_headers(inbound.headers, inbound.request_id),
             body=exchange.body,
             stream=exchange.peeked.stream,
+            wakes=endpoint.wakes,
         )
         with ExitStack() as stack:
             try:

@@ -51,7 +51,7 @@ def plan_candidates(
     roomier = tuple(
         item for item in possible if all(_is_roomier(item, no.endpoint) for no in nevers)
     )
-    return roomier if nevers and any(item.accepting for item in roomier) else possible
+    return roomier if nevers and any(item.accepting or item.wakes for item in roomier) else possible
 
 
 def choose_answer(noes: Sequence[No], candidates: Sequence[EndpointView]) -> Refused | Lost:
@@ -84,7 +84,7 @@ def _speak_for_fleet(memory: Sequence[No], left: Sequence[EndpointView]) -> Refu
     """
     nearest = max(memory, key=_closeness)
     refusal, node = nearest.ending.refusal, nearest.endpoint.key.node
-    hopeful = [item for item in left if item.accepting or item.phase in _STARTING]
+    hopeful = [item for item in left if item.accepting or item.wakes or item.phase in _STARTING]
     if hopeful:
         names = ", ".join(sorted({item.key.node for item in hopeful})[:3])
         words = f"The nodes that may take this request do not answer now: {names}. Node {node}: "

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 from controller.gateway.endpoints import EndpointView
 from controller.gateway.filters import NOTHING_HELD, Demand, Holds
+from manifests.engine import EnginePhase
 
 _UNMEASURED_PREFILL = 500.0
 _UNMEASURED_DECODE = 20.0
+_UNMEASURED_LOAD_SECONDS = 10.0
+# An engine that is already loading is taken to be half way.
+_LOADING_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ def score_endpoints(
                 load=load_of(item, holds),
                 prefill_rate=item.prefill_tokens_per_second or prefill or _UNMEASURED_PREFILL,
                 decode_rate=item.decode_tokens_per_second or decode or _UNMEASURED_DECODE,
-            ),
+            )
+            + estimate_wake_seconds(item),
         )
         for item in endpoints
     )
@@ -54,6 +59,14 @@ def estimate_seconds(
     """
     one = demand.prompt_tokens / prefill_rate + demand.output_tokens / decode_rate
     return one * (1 + load)
+
+
+def estimate_wake_seconds(endpoint: EndpointView) -> float:
+    """Return how long a request waits for the engine to come back, 0 for one that is there."""
+    if not endpoint.wakes:
+        return 0.0
+    seconds = endpoint.load_seconds or _UNMEASURED_LOAD_SECONDS
+    return seconds * _LOADING_RATIO if endpoint.phase is EnginePhase.LOADING else seconds
 
 
 def load_of(endpoint: EndpointView, holds: Holds) -> int:

@@ -10,6 +10,7 @@ from controller.gateway.filters import (
     filter_fitting,
     filter_healthy,
     filter_open,
+    filter_waking,
     find_roomiest,
 )
 from controller.gateway.picker import pick
@@ -30,9 +31,16 @@ def select_endpoint(
 ) -> EndpointView | None:
     """Return where to send a request, or None when no endpoint is open.
 
+    First among those that take it now and have room; then among those whose engine was unloaded
+    and would have room once back; then, as the estimate is rough, the roomiest of either kind.
     `draw` in [0, 1) breaks ties.
     """
     healthy = filter_healthy(filter_open(candidates, around.tried), around.blocked)
-    fitting = filter_fitting(healthy, demand, around.holds)
-    usable = fitting or find_roomiest(healthy, around.holds)
+    waking = filter_healthy(filter_waking(candidates, around.tried), around.blocked)
+    usable = (
+        filter_fitting(healthy, demand, around.holds)
+        or filter_fitting(waking, demand, around.holds)
+        or find_roomiest(healthy, around.holds)
+        or find_roomiest(waking, around.holds)
+    )
     return pick(score_endpoints(usable, demand, around.holds), draw)

@@ -24,6 +24,8 @@ class GatewaySettings:
     connect_timeout_seconds: float = 5.0
     stall_seconds: float = 60.0
     """A stream without any byte for this long is dead; agents send comments every 15 s."""
+    wake_seconds: float = 130.0
+    """The same for an engine that must come back first; agents wait 120 s for one."""
     answer_seconds: float = 3600.0
     """The longest wait for an answer that is not a stream, from a node that is alive."""
     silence_seconds: float = 3.0

@@ -22,12 +22,13 @@ _WARNED_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to an agent."""
+    """One request to an agent; `wakes` means that its engine must come back first."""
 
     url: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     stream: bool = False
+    wakes: bool = False
 
 
 @dataclass(slots=True)
@@ -104,10 +105,13 @@ class Upstream:
 
     def _timeout(self, call: Call) -> aiohttp.ClientTimeout:
         settings = self._settings
+        silence_seconds = settings.stall_seconds
+        if call.wakes:
+            silence_seconds = max(silence_seconds, settings.wake_seconds)
         return aiohttp.ClientTimeout(
             total=None,
             sock_connect=settings.connect_timeout_seconds,
-            sock_read=settings.stall_seconds if call.stream else settings.answer_seconds,
+            sock_read=silence_seconds if call.stream else settings.answer_seconds,
         )
 
 
