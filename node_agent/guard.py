@@ -5,6 +5,7 @@ lets the sync, the metrics and the load stream read from it.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +27,11 @@ _LOG = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """The guard's own slice of the configuration."""
+    """The guard's own slice of the configuration; `clock` returns seconds."""
 
     panics_file: Path
     rules: EnforcerRules = field(default_factory=EnforcerRules)
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,15 @@ class Guard:
         self.enforcer = Enforcer(
             pool,
             arbiter,
-            EnforcerHooks(acted=self._acted, level_changed=self._level_changed),
+            EnforcerHooks(
+                acted=self._acted, level_changed=self._level_changed, clock=settings.clock
+            ),
             settings.rules,
         )
         pace = MonitorPace(
             poll_seconds=lambda: self.enforcer.poll_seconds,
             ceiling_ratio=lambda: self.panics.ceiling_ratio,
+            clock=settings.clock,
         )
         self.monitor = Monitor(host, pool, arbiter, self._sampled, pace)
 

@@ -1,6 +1,7 @@
 """Agents' sync sides against the real API: real HTTP, scripted engine processes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -11,22 +12,33 @@ import pytest
 
 from manifests.guard import MemoryGuardSpec
 from manifests.node import NodeInfo
+from node_agent.guard import Guard, GuardListeners, GuardSettings
+from node_agent.host.base import PanicScan
 from node_agent.host.detect import detect_host
 from node_agent.host.simulated import SimulatedHost, SimulatedMachine
 from node_agent.memory.arbiter import Arbiter
-from node_agent.monitor import Monitor
 from node_agent.pool.lifecycle import Timings
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.settings import PoolSettings
 from node_agent.sync.client import ApiClient, ClientTimeouts
 from node_agent.sync.register import NodeFacts
 from node_agent.sync.reporter import ReportRules
-from node_agent.sync.sync import Sync, SyncSettings
+from node_agent.sync.sync import Sync, SyncHooks, SyncSettings
 from tests.support.api_host import ApiHost
 from tests.support.pools import FixedFiles
 from tests.support.scripted_engine import Script, scripted_launcher
 
 FAST = Timings(backoff_min_seconds=0.05, shutdown_wait_seconds=0.5, terminate_wait_seconds=0.5)
+
+
+@dataclass
+class ShiftedClock:
+    """The real clock, which a test may put forward."""
+
+    ahead_seconds: float = 0.0
+
+    def seconds(self) -> float:
+        return time.monotonic() + self.ahead_seconds
 
 
 @dataclass
@@ -36,6 +48,9 @@ class AgentSide:
     sync: Sync
     pool: EnginePool
     arbiter: Arbiter
+    host: SimulatedHost
+    guard: Guard
+    clock: "ShiftedClock"
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop(self) -> None:
@@ -92,11 +107,22 @@ class Agents:
             retry_seconds=0.1,
             rules=ReportRules(0.3, 0.1),
         )
-        sync = Sync(client, facts, pool, arbiter, settings)
-        host = SimulatedHost(detect_host(), SimulatedMachine(16 << 30))
-        monitor = Monitor(host, pool, arbiter, lambda: None)
-        side = AgentSide(sync, pool, arbiter)
-        side.tasks = [asyncio.create_task(sync.run()), asyncio.create_task(monitor.run())]
+        host = SimulatedHost(detect_host(), SimulatedMachine(16 << 30), PanicScan())
+        clock = ShiftedClock()
+        guard = Guard(
+            host, pool, arbiter, GuardSettings(folder / "panics.json", clock=clock.seconds)
+        )
+        hooks = SyncHooks(health=guard.health, cleared=guard.panics.follow_annotation)
+        sync = Sync(client, facts, pool, arbiter, settings, hooks)
+        guard.tell(
+            GuardListeners(
+                acted=sync.news.note_action,
+                level_changed=sync.news.note_level,
+                panics_changed=sync.lease.hurry,
+            )
+        )
+        side = AgentSide(sync, pool, arbiter, host, guard, clock)
+        side.tasks = [asyncio.create_task(sync.run()), asyncio.create_task(guard.run())]
         self._started.append(side)
         return side
 
