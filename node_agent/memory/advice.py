@@ -6,7 +6,7 @@ preflight. Units: bytes, tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manifests.errors import Retryable
 from manifests.estimate import ModelShape, PrefillCase, estimate_prefill
@@ -75,13 +75,11 @@ def plan_knobs(reading: MemoryReading, guard: MemoryGuardSpec) -> Knobs:
             for tier in later
         )
     host = reading.host
+    closed = replace(host, free_bytes=host.free_bytes + host.active_bytes, active_bytes=0)
     return Knobs(
         tier=guard.tier,
         ceilings=compute_ceilings(reading, guard),
-        apps_closed_bytes=reading.used_bytes
-        + host.free_bytes
-        + host.inactive_bytes
-        + host.active_bytes,
+        apps_closed_bytes=compute_ceilings(replace(reading, host=closed), guard).dynamic_bytes,
         easier=easier,
         ceiling_ratio=host.ceiling_ratio,
     )
@@ -180,13 +178,12 @@ def _describe_tier(shortage: Shortage, knobs: Knobs) -> list[str]:
 def _describe_wired_limit(shortage: Shortage, knobs: Knobs) -> list[str]:
     ceilings = knobs.ceilings
     wanted = (ceilings.metal_bytes or 0) + shortage.missing_bytes
-    lasting = shortage.retryable is Retryable.NO
-    others = (
-        ceilings.static_bytes if lasting else min(ceilings.static_bytes, ceilings.dynamic_bytes)
-    )
+    others = ceilings.static_bytes
+    if shortage.retryable is not Retryable.NO or knobs.tier is Tier.CUSTOM:
+        others = min(others, ceilings.dynamic_bytes)
     if wanted > others:
         return []
-    wanted_mib = math.ceil(wanted / max(knobs.ceiling_ratio, 0.01) / MIB)
+    wanted_mib = math.ceil(wanted / knobs.ceiling_ratio / MIB)
     return [
         f"raise iogpu.wired_limit_mb on this node to at least {wanted_mib} "
         f"(sudo sysctl iogpu.wired_limit_mb={wanted_mib})"
@@ -197,7 +194,8 @@ def _describe_custom_ceiling(shortage: Shortage, knobs: Knobs) -> list[str]:
     wanted = knobs.ceilings.dynamic_bytes + shortage.missing_bytes
     if wanted > knobs.ceilings.abort_bytes:
         return []
-    return [f"raise customCeiling in this node's memory guard to at least {_as_quantity(wanted)}"]
+    declared = _as_quantity(math.ceil(wanted / knobs.ceiling_ratio))
+    return [f"raise customCeiling in this node's memory guard to at least {declared}"]
 
 
 def _limit(ceilings: Ceilings, shortage: Shortage) -> int:
