@@ -74,6 +74,16 @@ async def await_ready(pool: EnginePool, name: str = "tiny-0") -> EngineView:
     return await await_view(pool, lambda view: view.accepting, name)
 
 
+async def await_gone(pool: EnginePool, timeout_seconds: float = 10) -> None:
+    """Wait until no engine is left."""
+    changed = asyncio.Event()
+    pool.on_change(changed.set)
+    async with asyncio.timeout(timeout_seconds):
+        while pool.views():
+            changed.clear()
+            await changed.wait()
+
+
 def greedy(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> Generate:
     """Return a greedy row."""
     sampling = SamplingParams(temperature=0)

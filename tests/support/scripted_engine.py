@@ -14,6 +14,7 @@ prompt that contains token 7001 has emitted 2 tokens (0 without `@`). Actions:
   raise          die of a Python exception       fail         this row ends with Failed
   hang           this row never ends             mute         go on, but send no heartbeat
   stall          the step loop stops; heartbeats show a step that does not end
+  ask:N          report a measured chunk and ask for N bytes; go on, or end, as the Answer says
 
 `gate` names a file: tokens flow only while it exists. `record` names a file that gets one JSON
 line for every command received, such as {"type": "cancel", "request_id": "a"}.
@@ -35,7 +36,11 @@ import msgspec
 
 from node_agent.engine.framing import FrameDecoder, frame
 from node_agent.engine.messages import (
+    Abort,
+    Answer,
+    Ask,
     Cancel,
+    ChunkMeasured,
     Command,
     Event,
     Failed,
@@ -107,6 +112,8 @@ class _Row:
     command: Generate
     output: list[int] = field(default_factory=list)
     fed_tokens: int = 0
+    asked: bool = False
+    held: bool = False
 
     @property
     def action(self) -> str:
@@ -170,11 +177,28 @@ class _Engine(asyncio.Protocol):
             self.waiting.append(_Row(command))
         elif isinstance(command, Cancel):
             self.cancel(command.request_id)
+        elif isinstance(command, Abort):
+            self.abort(command)
+        elif isinstance(command, Answer):
+            self.answer(command)
         elif isinstance(command, Shutdown):
             rows = [*self.rows.values(), *self.waiting]
             self.send(*(_failed(row, "shutting_down", "the engine shuts down") for row in rows))
             self.loop.call_soon(os._exit, 0)
         self.work.set()
+
+    def abort(self, command: Abort) -> None:
+        row = self.rows.pop(command.request_id, None)
+        if row is not None:
+            self.send(_failed(row, command.code, command.message))
+
+    def answer(self, command: Answer) -> None:
+        row = self.rows.get(command.request_id)
+        if row is not None and row.held:
+            row.held = False
+            if not command.granted:
+                del self.rows[command.request_id]
+                self.send(_failed(row, "prefill_memory_exceeded", command.message))
 
     def cancel(self, request_id: str) -> None:
         row = self.rows.pop(request_id, None)
@@ -285,12 +309,27 @@ class _Engine(asyncio.Protocol):
         if action == "fail":
             del self.rows[row.command.request_id]
             self.send(_failed(row, "internal_error", "as scripted"))
+        if action == "ask" and not row.asked:
+            row.asked = row.held = True
+            self.send(
+                _measured(row), Ask(request_id=row.command.request_id, more_bytes=int(detail))
+            )
         if action == "mute":
             self.muted = True
         if action == "stall":
             self.stalled_at = self.loop.time()
             await asyncio.Event().wait()
-        return action in {"fail", "hang"}
+        return action in {"fail", "hang"} or row.held
+
+
+def _measured(row: _Row) -> ChunkMeasured:
+    return ChunkMeasured(
+        request_id=row.command.request_id,
+        chunk_tokens=len(row.command.prompt),
+        context_tokens=len(row.command.prompt),
+        predicted_bytes=1000,
+        actual_bytes=1200,
+    )
 
 
 def _finished(row: _Row, reason: str) -> Finished:

@@ -3,10 +3,12 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node_agent.pool.lifecycle import Timings
+from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.settings import PoolSettings
 from node_agent.pool.watch import WatchLimits
@@ -33,16 +35,17 @@ async def make_pool(tmp_path: Path) -> AsyncIterator[PoolMaker]:
         watch: WatchLimits | None = None,
         timings: Timings = FAST,
         clock: Callable[[], float] = time.monotonic,
+        memory: MemorySide | None = None,
+        **changes: Any,
     ) -> EnginePool:
         settings = PoolSettings(
             log_directory=tmp_path / "logs",
             launcher=scripted_launcher(script or Script()),
             timings=timings,
             watch=watch or WatchLimits(),
-            tick_seconds=0.02,
-            drain_seconds=5,
+            **{"tick_seconds": 0.02, "drain_seconds": 5, **changes},
         )
-        pools.append(EnginePool(settings, FixedFiles(), clock))
+        pools.append(EnginePool(settings, FixedFiles(), clock, memory=memory))
         return pools[-1]
 
     yield make

@@ -14,6 +14,7 @@ from node_agent.pool.pool import EnginePool
 from node_agent.pool.settings import PoolSettings
 from node_agent.sources.base import SourceError
 from tests.support.pools import (
+    await_gone,
     await_ready,
     await_view,
     ending,
@@ -31,15 +32,6 @@ def lease(pool):
     taken = pool.lease("tiny")
     assert not isinstance(taken, Refusal), taken
     return taken
-
-
-async def await_empty(pool):
-    changed = asyncio.Event()
-    pool.on_change(changed.set)
-    async with asyncio.timeout(10):
-        while pool.views():
-            changed.clear()
-            await changed.wait()
 
 
 async def test_an_engine_starts_serves_and_stops(make_pool):
@@ -66,7 +58,7 @@ async def test_a_drained_engine_is_gone_with_its_process(make_pool):
     pool.set_wanted({"tiny-0": make_want()})
     view = await await_ready(pool)
     pool.set_wanted({})
-    await await_empty(pool)
+    await await_gone(pool)
     with pytest.raises(ProcessLookupError):
         os.kill(view.pid, 0)
 
@@ -86,7 +78,7 @@ async def test_running_rows_finish_while_the_engine_drains(make_pool, tmp_path):
     gate.touch()
     assert isinstance(ending(await read_stream(stream)), Finished)
     one.release()
-    await await_empty(pool)
+    await await_gone(pool)
 
 
 async def test_rows_that_outlive_the_grace_end_with_shutting_down(make_pool):
