@@ -17,6 +17,7 @@ from node_agent.host.base import Host
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.enforcer import Enforcer, EnforcerHooks
 from node_agent.memory.enforcer_plan import Action, EnforcerRules
+from node_agent.memory.publisher import Publisher
 from node_agent.monitor import Monitor, MonitorPace
 from node_agent.pool.base import Pool
 from node_agent.sync.conditions import HealthNow
@@ -62,9 +63,15 @@ class Guard:
         pace = MonitorPace(
             poll_seconds=lambda: self.enforcer.poll_seconds,
             ceiling_ratio=lambda: self.panics.ceiling_ratio,
+            missed=self.enforcer.miss,
             clock=settings.clock,
         )
         self.monitor = Monitor(host, pool, arbiter, self._sampled, pace)
+        arbiter.set_room_maker(self.enforcer)
+        self._publisher = Publisher(pool, arbiter, settings.clock)
+        arbiter.on_change(self._publisher.publish)
+        pool.on_change(self._publisher.publish)
+        pool.on_memory_event(self._publisher.on_memory_event)
 
     def tell(self, listeners: GuardListeners) -> None:
         """Tell these too, in the order they were named. Mutates: who is told."""
@@ -96,7 +103,9 @@ class Guard:
             tasks.create_task(self.panics.run())
 
     def _sampled(self) -> None:
-        self.enforcer.act()
+        if self._arbiter.enforced:
+            self.enforcer.act()
+        self._publisher.publish()
         for listener in self._listeners:
             listener.sampled()
 

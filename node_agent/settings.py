@@ -46,7 +46,8 @@ class AgentSettings:
     """Everything the app hands out.
 
     `advertise` is the URL under which gateways reach this agent; None makes it from the
-    listening address. `simulated` is None on a real machine. Units: seconds.
+    listening address. Without `enforced` the memory guard measures and grants everything, which
+    only a test of the guard wants. `simulated` is None on a real machine. Units: seconds.
     """
 
     name: str
@@ -59,6 +60,7 @@ class AgentSettings:
     simulated: SimulatedMachine | None = None
     grace_seconds: float = 30.0
     log_format: str = "text"
+    enforced: bool = True
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -77,6 +79,7 @@ def _build_parser() -> argparse.ArgumentParser:
         default="balanced",
         help="memory tier without a MemoryGuard: safe, balanced, aggressive",
     )
+    add("--guard", choices=("on", "off"), default="on", help=argparse.SUPPRESS)
     add("--grace", default="30s", metavar="DURATION", help="time for running requests at a stop")
     add("--ram", metavar="QUANTITY", help="simulate a machine with this much memory")
     add("--wired-limit", metavar="QUANTITY", help="the simulated machine's iogpu.wired_limit")
@@ -189,6 +192,7 @@ def parse_settings(arguments: Sequence[str]) -> AgentSettings:
         if options.advertise is None
         else faults.take("--advertise", parse_url, options.advertise, ""),
         labels=dict(labels),
+        enforced=options.guard == "on",
         guard=faults.take("--tier", parse_tier, options.tier, MemoryGuardSpec()),
         simulated=_parse_simulated(options, faults),
         grace_seconds=faults.take("--grace", parse_duration, options.grace, 0.0),

@@ -6,6 +6,7 @@ preflight. Units: bytes, tokens.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from manifests.errors import Retryable
@@ -13,6 +14,7 @@ from manifests.estimate import ModelShape, PrefillCase, estimate_prefill
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import CeilingName, Ceilings
 from manifests.units import GIB, MIB, format_bytes
+from node_agent.memory.learning import scale_transient
 from node_agent.memory.limits import compute_ceilings
 from node_agent.memory.reading import MemoryReading
 
@@ -85,14 +87,33 @@ def plan_knobs(reading: MemoryReading, guard: MemoryGuardSpec) -> Knobs:
     )
 
 
-def plan_fit(shape: ModelShape, case: PrefillCase, limit_bytes: int, *, fused: bool) -> Fit:
-    """Return how long the request's prompt may be to fit into a limit; 0 where none fits."""
+def plan_fit(
+    shape: ModelShape,
+    case: PrefillCase,
+    limit_bytes: int,
+    *,
+    fused: bool,
+    transient_ratio: float = 1.0,
+) -> Fit:
+    """Return how long the request's prompt may be to fit into a limit; 0 where none fits.
+
+    `transient_ratio` is what was learned of the engine, as in the verdict.
+    """
+
+    def longest(of: PrefillCase) -> int:
+        return _longest_tokens(
+            lambda shorter: estimate_need(shape, shorter, fused, transient_ratio), of, limit_bytes
+        )
+
     alone = case.model_copy(update={"max_tokens": 1})
-    return Fit(
-        prompt_tokens=case.prompt_tokens,
-        longest_tokens=_longest_tokens(shape, case, limit_bytes, fused=fused),
-        longest_alone_tokens=_longest_tokens(shape, alone, limit_bytes, fused=fused),
-    )
+    return Fit(case.prompt_tokens, longest(case), longest(alone))
+
+
+def estimate_need(shape: ModelShape, case: PrefillCase, fused: bool, transient_ratio: float) -> int:
+    """Return what a request needs, its transient scaled by what was learned."""
+    estimate = estimate_prefill(shape, case, fused=fused)
+    transient_bytes = estimate.scores_bytes + estimate.activations_bytes
+    return scale_transient(estimate.peak_bytes, transient_bytes, transient_ratio)
 
 
 def describe_advice(shortage: Shortage, knobs: Knobs) -> str:
@@ -210,14 +231,16 @@ def _as_quantity(count: int) -> str:
     return f"{math.ceil(count / MIB)}Mi"
 
 
-def _longest_tokens(shape: ModelShape, case: PrefillCase, limit_bytes: int, *, fused: bool) -> int:
+def _longest_tokens(
+    need_bytes: Callable[[PrefillCase], int], case: PrefillCase, limit_bytes: int
+) -> int:
     low, high = 0, case.prompt_tokens
     while low < high:
         middle = (low + high + 1) // 2
         shorter = case.model_copy(
             update={"prompt_tokens": middle, "cached_tokens": min(case.cached_tokens, middle)}
         )
-        if estimate_prefill(shape, shorter, fused=fused).peak_bytes <= limit_bytes:
+        if need_bytes(shorter) <= limit_bytes:
             low = middle
         else:
             high = middle - 1

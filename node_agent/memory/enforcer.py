@@ -71,7 +71,7 @@ class PressuredArbiter(Protocol):
         ...
 
     def set_paused(self, paused: bool) -> None:
-        """Hold new requests in line, one excepted when none runs; must expire by itself."""
+        """Hold new requests in line, one excepted when none runs."""
         ...
 
 
@@ -124,6 +124,7 @@ class Enforcer:
         self._pool, self._arbiter = pool, arbiter
         self._hooks, self._rules = hooks or EnforcerHooks(), rules or EnforcerRules()
         self._state = EnforcerState()
+        self._missing_since: float | None = None
         self._ready_since: dict[tuple[str, int], float] = {}
         self._poll_seconds = self._rules.busy_poll_seconds
 
@@ -142,14 +143,22 @@ class Enforcer:
         marks = self._arbiter.watermarks()
         if marks is None:
             return
-        before = self._state.level
+        self._missing_since = None
         plan = plan_enforcement(self._state, self._look(marks), self._hooks.clock(), self._rules)
-        self._state, self._poll_seconds = plan.state, plan.poll_seconds
-        self._arbiter.set_paused(plan.paused)
-        if plan.state.level is not before:
-            _LOG.info("memory pressure changed", level=plan.state.level.value)
-            self._hooks.level_changed(before, plan.state.level)
+        self._poll_seconds = plan.poll_seconds
+        self._enter(plan.state)
         self._carry_out(plan)
+
+    def miss(self) -> None:
+        """Note that there was no sample; a level without readings does not outlive its time.
+
+        Mutates: the level.
+        """
+        now = self._hooks.clock()
+        if self._missing_since is None:
+            self._missing_since = now
+        elif now - self._missing_since >= self._rules.linger_seconds:
+            self._enter(EnforcerState())
 
     def make_room(self, engine: str, need_bytes: int, headroom_bytes: int) -> RoomPlan:
         """Evict idle engines so that a demand of `engine` fits; return what will come back.
@@ -161,6 +170,13 @@ class Enforcer:
         for name in room.evict:
             self._evict(Evict(name, f"to make room for {engine}"))
         return room
+
+    def _enter(self, state: EnforcerState) -> None:
+        before, self._state = self._state.level, state
+        self._arbiter.set_paused(state.level is not PressureLevel.OK)
+        if state.level is not before:
+            _LOG.info("memory pressure changed", level=state.level.value)
+            self._hooks.level_changed(before, state.level)
 
     def _carry_out(self, plan: Enforcement) -> None:
         for action in plan.actions:

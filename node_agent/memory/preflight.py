@@ -3,20 +3,17 @@
 Pure: figures in, None or a refusal out. Called by the arbiter. Units: bytes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manifests.errors import Code, Refusal, Retryable
+from manifests.guard import Tier
 from manifests.node import CeilingName, Ceilings
-from manifests.units import format_bytes
+from node_agent.memory.advice import Fit, Knobs, Shortage, describe_advice, describe_comparison
 
 RETRY_AFTER_SECONDS = 2
 
-_ADVICE: dict[CeilingName, str] = {
-    CeilingName.STATIC: "Shorten the context or choose a less careful memory guard tier.",
-    CeilingName.DYNAMIC: "Close other apps on this node or choose a less careful tier.",
-    CeilingName.METAL: "Raise iogpu.wired_limit_mb on this node or shorten the context.",
-}
-_CUSTOM_ADVICE = "Raise customCeiling in the node's memory guard or shorten the context."
+FitWithin = Callable[[int], Fit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Standing:
     """What the node holds and has promised at the moment of the verdict.
 
     `engine_idle_bytes` is what the asking engine holds while idle; `all_idle_bytes` is that of
-    every engine together, loads in flight included.
+    every engine together, loads in flight included. `margin_bytes` is kept free for transients.
     """
 
     ceilings: Ceilings
@@ -32,37 +29,44 @@ class Standing:
     reserved_bytes: int
     engine_idle_bytes: int
     all_idle_bytes: int
-    custom: bool = False
+    knobs: Knobs
+    margin_bytes: int = 0
+
+    @property
+    def custom(self) -> bool:
+        """Whether the dynamic ceiling is the user's own figure, which does not move."""
+        return self.knobs.tier is Tier.CUSTOM
 
     @property
     def headroom_bytes(self) -> int:
         """What may still be promised."""
-        return self.ceilings.hard_bytes - self.used_bytes - self.reserved_bytes
+        held = self.used_bytes + self.reserved_bytes + self.margin_bytes
+        return self.ceilings.hard_bytes - held
 
     @property
     def lasting_limit_bytes(self) -> int:
+        """The ceiling that does not move with other apps, less the margin."""
+        return max(0, self.lasting_ceiling_bytes - self.margin_bytes)
+
+    @property
+    def lasting_ceiling_bytes(self) -> int:
         """The ceiling that does not move with other apps."""
         if self.custom:
             return min(self.ceilings.abort_bytes, self.ceilings.dynamic_bytes)
         return self.ceilings.abort_bytes
 
 
-def describe_advice(binding: CeilingName, *, custom: bool) -> str:
-    """Return which knob helps against one ceiling."""
-    if custom and binding is CeilingName.DYNAMIC:
-        return _CUSTOM_ADVICE
-    return _ADVICE[binding]
-
-
 def _lasting_binding(standing: Standing) -> CeilingName:
-    """Name the ceiling behind `lasting_limit_bytes`."""
-    ceilings, limit = standing.ceilings, standing.lasting_limit_bytes
+    """Name the ceiling behind `lasting_ceiling_bytes`."""
+    ceilings, limit = standing.ceilings, standing.lasting_ceiling_bytes
     if limit == ceilings.static_bytes:
         return CeilingName.STATIC
     return CeilingName.METAL if limit == ceilings.metal_bytes else CeilingName.DYNAMIC
 
 
-def judge_prefill(need_bytes: int, standing: Standing) -> Refusal | None:
+def judge_prefill(
+    need_bytes: int, standing: Standing, fit_within: FitWithin | None = None
+) -> Refusal | None:
     """Return None when the demand fits now, else why not and where or when it would.
 
     `no`: larger than this node could ever give. `later`: only running requests are in the way.
@@ -72,11 +76,18 @@ def judge_prefill(need_bytes: int, standing: Standing) -> Refusal | None:
         return None
     ever = max(0, standing.lasting_limit_bytes - standing.engine_idle_bytes)
     if need_bytes > ever:
-        return _refuse(need_bytes, ever, _lasting_binding(standing), Retryable.NO, standing)
-    idle = max(0, standing.ceilings.hard_bytes - standing.all_idle_bytes)
-    retryable = Retryable.LATER if need_bytes <= idle else Retryable.ELSEWHERE
-    limit = max(0, standing.headroom_bytes)
-    return _refuse(need_bytes, limit, standing.ceilings.binding, retryable, standing)
+        shortage = Shortage(need_bytes, ever, _lasting_binding(standing), Retryable.NO)
+        return _refuse_prefill(shortage, standing, fit_within)
+    free_when_idle = standing.ceilings.hard_bytes - standing.all_idle_bytes - standing.margin_bytes
+    waits = need_bytes <= free_when_idle
+    shortage = Shortage(
+        need_bytes,
+        max(0, standing.headroom_bytes if waits else min(standing.headroom_bytes, free_when_idle)),
+        standing.ceilings.binding,
+        Retryable.LATER if waits else Retryable.ELSEWHERE,
+        others_bytes=max(0, standing.all_idle_bytes - standing.engine_idle_bytes),
+    )
+    return _refuse_prefill(shortage, standing, fit_within)
 
 
 _CIRCUMSTANCE: dict[Retryable, str] = {
@@ -86,28 +97,57 @@ _CIRCUMSTANCE: dict[Retryable, str] = {
 }
 
 
-def _refuse(
-    need_bytes: int,
-    limit_bytes: int,
-    binding: CeilingName,
-    retryable: Retryable,
-    standing: Standing,
+def _refuse_prefill(
+    shortage: Shortage, standing: Standing, fit_within: FitWithin | None
 ) -> Refusal:
     """Word the refusal: need, limit, which ceiling binds, what helps."""
-    circumstance = _CIRCUMSTANCE[retryable].format(limit=format_bytes(limit_bytes))
-    later = retryable is Retryable.LATER
+    fit = None if fit_within is None else fit_within(shortage.limit_bytes)
+    told = Shortage(
+        shortage.need_bytes,
+        shortage.limit_bytes,
+        shortage.binding,
+        shortage.retryable,
+        shortage.others_bytes,
+        fit,
+    )
+    need, limit = describe_comparison(told.need_bytes, told.limit_bytes)
+    circumstance = _CIRCUMSTANCE[told.retryable].format(limit=limit)
+    return _refusal(f"The request needs {need} of memory, but {circumstance}", told, standing)
+
+
+def judge_load(need_bytes: int, standing: Standing) -> Refusal | None:
+    """Return None when a model's bytes fit now, else why not. A load needs no margin."""
+    free = standing.headroom_bytes + standing.margin_bytes
+    if need_bytes <= free:
+        return None
+    ever = need_bytes <= standing.lasting_ceiling_bytes
+    limit = max(0, free) if ever else standing.lasting_ceiling_bytes
+    shortage = Shortage(
+        need_bytes,
+        limit,
+        standing.ceilings.binding if ever else _lasting_binding(standing),
+        Retryable.LATER if ever else Retryable.NO,
+        others_bytes=standing.all_idle_bytes,
+    )
+    need, shown = describe_comparison(need_bytes, limit)
+    room = f"{shown} is {'free' if ever else 'all there can be'} on this node"
+    return _refusal(f"The model needs {need} of memory, but {room}", shortage, standing)
+
+
+def _refusal(words: str, shortage: Shortage, standing: Standing) -> Refusal:
+    later = shortage.retryable is Retryable.LATER
+    ceiling_bytes = _ceiling_bytes(standing.ceilings, shortage.binding)
+    _, ceiling = describe_comparison(shortage.need_bytes, ceiling_bytes)
     return Refusal(
         code=Code.PREFILL_MEMORY_EXCEEDED,
-        message=(
-            f"The request needs {format_bytes(need_bytes)} of memory, but {circumstance} "
-            f"({binding.value} ceiling {format_bytes(_ceiling_bytes(standing.ceilings, binding))})."
-        ),
-        retryable=retryable,
-        hint="Try again shortly." if later else describe_advice(binding, custom=standing.custom),
-        estimated_bytes=need_bytes,
-        limit_bytes=limit_bytes,
-        binding=binding.value,
+        message=f"{words} ({shortage.binding.value} ceiling {ceiling}).",
+        retryable=shortage.retryable,
+        hint=describe_advice(shortage, standing.knobs),
+        estimated_bytes=shortage.need_bytes,
+        limit_bytes=shortage.limit_bytes,
+        binding=shortage.binding.value,
         retry_after_seconds=RETRY_AFTER_SECONDS if later else None,
+        fitting_tokens=None if shortage.fit is None else shortage.fit.longest_tokens,
     )
 
 
@@ -116,25 +156,3 @@ def _ceiling_bytes(ceilings: Ceilings, binding: CeilingName) -> int:
     if binding is CeilingName.METAL:
         return ceilings.metal_bytes or 0
     return ceilings.static_bytes if binding is CeilingName.STATIC else ceilings.dynamic_bytes
-
-
-def judge_load(need_bytes: int, standing: Standing) -> Refusal | None:
-    """Return None when a model's weights fit now, else why not."""
-    if need_bytes <= standing.headroom_bytes:
-        return None
-    ever = need_bytes <= standing.lasting_limit_bytes
-    binding = standing.ceilings.binding if ever else _lasting_binding(standing)
-    limit = max(0, standing.headroom_bytes) if ever else standing.lasting_limit_bytes
-    return Refusal(
-        code=Code.PREFILL_MEMORY_EXCEEDED,
-        message=(
-            f"The model needs {format_bytes(need_bytes)} of memory, but "
-            f"{format_bytes(limit)} is {'free' if ever else 'all there can be'} on this node "
-            f"({binding.value} ceiling {format_bytes(_ceiling_bytes(standing.ceilings, binding))})."
-        ),
-        retryable=Retryable.LATER if ever else Retryable.NO,
-        hint=describe_advice(binding, custom=standing.custom),
-        estimated_bytes=need_bytes,
-        limit_bytes=limit,
-        binding=binding.value,
-    )

@@ -38,18 +38,25 @@ class EngineHistory:
     """The last few measurements of one process.
 
     `used_bytes` is the highest of them, so a read in the trough after a cache clear is not
-    believed; `idle_bytes` is the lowest since its model loaded.
+    believed; `idle_bytes` is the lowest since its model loaded. `overhead_bytes` is what the
+    process holds beyond MLX's memory: the interpreter and the libraries.
     """
 
     pid: int
     samples: tuple[int, ...]
     idle_bytes: int
     loaded: bool = False
+    weights_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
         """The short high-water mark."""
         return max(self.samples)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What MLX does not see; judged while idle, when its own figure is the weights."""
+        return max(0, self.idle_bytes - self.weights_bytes) if self.loaded else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,16 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
     """Add one measurement; a new process starts afresh."""
     measured, loaded = use.measured_bytes, use.weights_bytes > 0
     if previous is None or previous.pid != use.pid:
-        return EngineHistory(use.pid, (measured,), max(measured, use.weights_bytes), loaded)
+        idle = max(measured, use.weights_bytes)
+        return EngineHistory(use.pid, (measured,), idle, loaded, use.weights_bytes)
     if measured == 0:
         # Neither the OS nor MLX answered; the memory is still there.
         measured = previous.used_bytes
     samples = (*previous.samples, measured)[-HIGH_WATER_SAMPLES:]
     settled = loaded and previous.loaded
     lowest = min(previous.idle_bytes, measured) if settled else measured
-    return EngineHistory(use.pid, samples, max(lowest, use.weights_bytes), loaded)
+    idle = max(lowest, use.weights_bytes)
+    return EngineHistory(use.pid, samples, idle, loaded, use.weights_bytes)
 
 
 def next_reading(

@@ -34,6 +34,7 @@ _LOG = structlog.get_logger(__name__)
 _DEFAULT_CHUNK_TOKENS = 512
 # How long a request waits for a model that was unloaded to make room.
 _WAKE_WAIT_SECONDS = 120.0
+_MEMORY_WAIT_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -78,8 +79,9 @@ class Completions:
         outputs = plan_output_tokens(sizes, request.max_tokens, spec.sampling, limit)
         if isinstance(outputs, Refusal):
             raise RequestError(outputs)
-        reservation = self.admission.admit(
-            _admission_request(request, lease, max(sizes), max(outputs))
+        reservation = await self.admission.admit(
+            _admission_request(request, lease, max(sizes), max(outputs)),
+            wait_seconds=_MEMORY_WAIT_SECONDS,
         )
         if isinstance(reservation, Refusal):
             raise RequestError(reservation)

@@ -9,7 +9,7 @@ from manifests.guard import MemoryGuardSpec
 from manifests.meta import Condition, ConditionStatus, set_condition
 from manifests.node import AGENT_STOPPED, Ceilings, GuardInForce, PressureLevel
 from manifests.units import MIB, format_bytes
-from node_agent.memory.arbiter import MemoryState
+from node_agent.memory.books import MemoryState
 from node_agent.memory.limits import compute_watermarks
 from node_agent.memory.stranded_plan import Stranded
 from node_agent.sync.panics_plan import CLEAR_ANNOTATION, PanicStanding

@@ -17,16 +17,16 @@ import structlog
 from manifests.engine import Engine
 from manifests.guard import MemoryGuard, MemoryGuardSpec
 from manifests.meta import FleetObject
-from manifests.node import Node
+from manifests.node import GuardInForce, Node
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter
-from node_agent.memory.guards import FollowedGuard, choose_guard
 from node_agent.pool.base import EngineWant, Pool
 from node_agent.sync.cached_wants import SavedEngines
 from node_agent.sync.client import ApiClient
-from node_agent.sync.conditions import HealthNow, NodeNow, describe_guard
+from node_agent.sync.conditions import HealthNow, NodeNow
 from node_agent.sync.figures import observe_figures
+from node_agent.sync.guard_follower import GuardFollower
 from node_agent.sync.lease import LeaseKeeper, NodeSources, NodeTakenError
 from node_agent.sync.news import News
 from node_agent.sync.occurrences import Occurrence
@@ -77,7 +77,8 @@ class Sync:
     ) -> None:
         self._facts, self._pool, self._arbiter = facts, pool, arbiter
         self._settings, self._hooks = settings, hooks or SyncHooks()
-        self._guard = FollowedGuard("", settings.default_guard)
+        self._guard = GuardFollower(arbiter, settings.default_guard, self._hooks.health)
+        self.guard_in_force = self._guard.in_force
         node = facts.name
         self._engines = Informer(client, "engines", field_selector=f"spec.node={node}")
         self._nodes = Informer(client, "nodes", field_selector=f"metadata.name={node}")
@@ -166,10 +167,14 @@ class Sync:
 
     def _converge(self) -> None:
         """Hand the pool what is declared, and the arbiter the guards."""
-        self._follow_guards()
         node = self._newest_node()
         if node is not None:
             self._hooks.cleared(node.metadata.annotations.get(CLEAR_ANNOTATION, ""))
+        if self._guards.synced:
+            labels = self._facts.all_labels if node is None else node.metadata.labels
+            guards = _only(self._guards.objects, MemoryGuard)
+            if self._guard.follow(guards, labels, self._declared()):
+                self.lease.hurry()
         if not self._engines.synced and not self._saved:
             return
         engines = self._declared()
@@ -186,27 +191,6 @@ class Sync:
         if not self._engines.synced:
             return self._saved
         return _only(self._engines.objects, Engine)
-
-    def _follow_guards(self) -> None:
-        if not self._guards.synced:
-            return
-        guards = _only(self._guards.objects, MemoryGuard)
-        node = self._newest_node()
-        labels = self._facts.all_labels if node is None else node.metadata.labels
-        followed = choose_guard(guards.values(), labels, self._settings.default_guard)
-        if followed != self._guard:
-            _LOG.info("memory guard", name=followed.name, tier=followed.spec.tier.value)
-            self._guard = followed
-            self.lease.hurry()
-        named = {name: engine.spec.memory_guard for name, engine in self._declared().items()}
-        self._arbiter.set_guards(
-            followed.spec,
-            {
-                engine: guards[guard].spec
-                for engine, guard in named.items()
-                if guard is not None and guard in guards
-            },
-        )
 
     async def _report_loop(self) -> None:
         while True:
@@ -226,13 +210,12 @@ class Sync:
         return plan_sync(self._declared(), views, figures, self._facts.name, time.time())
 
     def _node_now(self) -> NodeNow:
-        memory, health = self._arbiter.state(), self._hooks.health()
         return NodeNow(
-            memory=memory,
+            memory=self._arbiter.state(),
             engines=len(self._pool.views()),
             stopped=self._stopping,
-            guard=describe_guard(self._guard.name, self._guard.spec, memory.ceilings, health),
-            health=health,
+            guard=self.guard_in_force(),
+            health=self._hooks.health(),
         )
 
     def _newest_node(self) -> Node | None:

@@ -1,0 +1,50 @@
+"""What an engine's prefills really took beside the prediction, and what is learned from it.
+
+Pure. The arbiter keeps one `Learned` an engine and scales later admissions by it. Units: bytes.
+"""
+
+from dataclasses import dataclass
+
+EWMA_WEIGHT = 0.3
+DECAY_WEIGHT = 0.1
+MOST_RATIO = 3.0
+OUTLIER_RATIO = 8.0
+LEAST_PREDICTED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The ratio by which an engine's transients are scaled, never below 1.
+
+    `greatest_ratio` is the largest measured over predicted peak ever seen, for people.
+    """
+
+    ratio: float = 1.0
+    greatest_ratio: float = 0.0
+    chunks: int = 0
+
+
+def learn(before: Learned, predicted_bytes: int, actual_bytes: int) -> Learned:
+    """Return what is known after one more measured chunk.
+
+    A chunk above the prediction raises the ratio at once; chunks below it bring it back to 1, so
+    that one bad reading cannot latch. A ratio beyond any plausible transient is a reading of
+    something else (another row's memory) and counts for the record only. Tiny chunks are noise.
+    """
+    if predicted_bytes < LEAST_PREDICTED_BYTES:
+        return before
+    measured = actual_bytes / predicted_bytes
+    greatest = max(before.greatest_ratio, measured)
+    if measured > OUTLIER_RATIO:
+        return Learned(before.ratio, greatest, before.chunks + 1)
+    if measured > before.ratio:
+        smoothed = before.ratio + EWMA_WEIGHT * (measured - before.ratio)
+        ratio = max(measured, smoothed)
+    else:
+        ratio = before.ratio + DECAY_WEIGHT * (measured - before.ratio)
+    return Learned(min(MOST_RATIO, max(1.0, ratio)), greatest, before.chunks + 1)
+
+
+def scale_transient(peak_bytes: int, transient_bytes: int, ratio: float) -> int:
+    """Return a request's need with its transient scaled; what is held is exact and is not."""
+    return peak_bytes + int(transient_bytes * (ratio - 1.0))

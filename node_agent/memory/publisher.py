@@ -1,0 +1,85 @@
+"""Tells every engine what it may hold: at each sample, each promise, each change of a guard.
+
+A thin shell around `budget.py`. It also answers what engines ask and passes on what they measure.
+Everything happens on the event loop; a budget is sent before the request it was promised for.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
+from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.budget import Turns, plan_limits, plan_turns
+from node_agent.pool.base import EngineView
+
+
+class LimitedPool(Protocol):
+    """What the publisher needs of the pool."""
+
+    def views(self) -> Sequence[EngineView]:
+        """Return every engine."""
+        ...
+
+    def send(self, name: str, command: Command) -> bool:
+        """Pass a command to a running engine."""
+        ...
+
+
+class Publisher:
+    """Keeps every engine's limits as the arbiter's figures say."""
+
+    def __init__(
+        self,
+        pool: LimitedPool,
+        arbiter: Arbiter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool, self._arbiter, self._clock = pool, arbiter, clock
+        self._turns = Turns()
+        self._sent: dict[tuple[str, int], Limits] = {}
+
+    def publish(self) -> None:
+        """Send each running engine its limits if they changed. Mutates: whose turn it is."""
+        views = [view for view in self._pool.views() if view.pid is not None]
+        self._arbiter.forget_rows(
+            {(view.want.name, row.request_id) for view in views for row in view.rows}
+        )
+        for view, limits in zip(views, self._plan(views), strict=True):
+            key = (view.want.name, view.pid or 0)
+            if self._sent.get(key) != limits and self._pool.send(view.want.name, limits):
+                self._sent[key] = limits
+        alive = {(view.want.name, view.pid or 0) for view in views}
+        self._sent = {key: limits for key, limits in self._sent.items() if key in alive}
+
+    def on_memory_event(self, engine: str, event: ChunkMeasured | Ask) -> None:
+        """Learn from a measured chunk, or answer an engine that needs more for a row."""
+        if isinstance(event, ChunkMeasured):
+            self._arbiter.note_chunk(engine, event.predicted_bytes, event.actual_bytes)
+            return
+        refusal = self._arbiter.extend(engine, event.request_id, event.more_bytes)
+        if refusal is None:
+            # The new budget is on its way already: the arbiter told of the promise.
+            self._pool.send(engine, Answer(request_id=event.request_id, granted=True))
+            return
+        self._pool.send(
+            engine,
+            Answer(
+                request_id=event.request_id,
+                granted=False,
+                retryable=refusal.retryable.value,
+                message=refusal.message,
+            ),
+        )
+
+    def _plan(self, views: Sequence[EngineView]) -> list[Limits]:
+        if not self._arbiter.enforced:
+            return [Limits() for _ in views]
+        concurrency = self._arbiter.node_guard.prefill_concurrency
+        feeding = [view.want.name for view in views if any(row.prefilling for row in view.rows)]
+        self._turns = plan_turns(self._turns, feeding, concurrency, self._clock())
+        abort_bytes = self._arbiter.state().ceilings.abort_bytes
+        standings = self._arbiter.engine_standings()
+        limits = plan_limits(standings, abort_bytes, self._turns, concurrency)
+        # An engine that was never measured has nothing to serve yet; it loads within its claim.
+        return [limits.get(view.want.name, Limits()) for view in views]
