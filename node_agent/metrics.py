@@ -12,10 +12,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from manifests.errors import Refusal
 from manifests.node import GuardInForce, PressureLevel
 from node_agent.engine.messages import ChunkMeasured
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache
 from node_agent.pool.base import Pool
 from node_agent.sync.conditions import HealthNow
@@ -68,6 +70,15 @@ class GuardMetrics:
         )
         self._greatest: dict[str, float] = {}
 
+        self._admissions = Counter(
+            "mlxfleet_node_memory_admissions",
+            "Demands for memory: admitted, or the code and the way out of the refusal.",
+            ("kind", "outcome"),
+            registry=registry,
+        )
+        for kind in ("prefill", "load"):
+            self._admissions.labels(kind, "admitted")
+
     @property
     def greatest_ratios(self) -> dict[str, float]:
         """The largest measured over foretold peak of each engine so far."""
@@ -76,6 +87,13 @@ class GuardMetrics:
     def note_action(self, action: Action) -> None:
         """Count one measure."""
         self._actions.labels(ACTION_WORDS[type(action)]).inc()
+
+    def note_admission(self, kind: str, answer: Reservation | Refusal) -> None:
+        """Count one answer of the arbiter; `kind` is prefill or load."""
+        outcome = "admitted"
+        if isinstance(answer, Refusal):
+            outcome = f"{answer.code.value}_{answer.retryable.value}"
+        self._admissions.labels(kind, outcome).inc()
 
     def note_chunk(self, engine: str, chunk: ChunkMeasured) -> None:
         """Take in one measured prefill chunk."""
@@ -93,6 +111,29 @@ class GuardMetrics:
             del self._greatest[gone]
             for metric in (self._predicted, self._actual, self._ratio):
                 metric.remove(gone)
+
+
+class CountedAdmission:
+    """The arbiter's door with a counter beside it."""
+
+    def __init__(self, inner: Admission, metrics: GuardMetrics) -> None:
+        self._inner, self._metrics = inner, metrics
+
+    async def admit(
+        self, request: AdmissionRequest, *, wait_seconds: float = 0.0
+    ) -> Reservation | Refusal:
+        """Reserve a request's peak, and count the answer."""
+        answer = await self._inner.admit(request, wait_seconds=wait_seconds)
+        self._metrics.note_admission("prefill", answer)
+        return answer
+
+    async def admit_load(
+        self, engine: str, need_bytes: int, *, wait_seconds: float = 0.0
+    ) -> Reservation | Refusal:
+        """Reserve a model's bytes, and count the answer."""
+        answer = await self._inner.admit_load(engine, need_bytes, wait_seconds=wait_seconds)
+        self._metrics.note_admission("load", answer)
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +243,17 @@ class MemoryCollector(Collector):
             "Largest measured over foretold peak of a prefill chunk.",
             labels=("engine",),
         )
+        learned = GaugeMetricFamily(
+            "mlxfleet_node_prefill_learned_ratio",
+            "By how much an engine's foretold transients are scaled.",
+            labels=("engine",),
+        )
         ratios = self._sources.greatest_ratios()
         for view in self._pool.views():
             name = view.want.name
             if view.pid is not None:
                 footprint.add_metric((name,), self._arbiter.engine_footprint_bytes(name))
+                learned.add_metric((name,), self._arbiter.learned(name).ratio)
             if name in ratios:
                 greatest.add_metric((name,), ratios[name])
-        yield from (footprint, greatest)
+        yield from (footprint, greatest, learned)

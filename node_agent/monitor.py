@@ -44,11 +44,12 @@ class MonitorPace:
     """What steers the monitor.
 
     `poll_seconds` is asked after each sample; `ceiling_ratio` is what kernel panics leave of the
-    ceilings; `clock` returns seconds.
+    ceilings; `missed` is called when the machine could not be read; `clock` returns seconds.
     """
 
     poll_seconds: Callable[[], float] = lambda: SAMPLE_SECONDS
     ceiling_ratio: Callable[[], float] = lambda: 1.0
+    missed: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -113,6 +114,7 @@ class Monitor:
                 await self.sample()
             except OSError as fault:
                 _LOG.warning("memory not measured", fault=str(fault))
+                self._pace.missed()
             wait_seconds = self._pace.poll_seconds()
             self._sleepy = wait_seconds > SAMPLE_SECONDS
             try:

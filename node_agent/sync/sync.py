@@ -17,7 +17,7 @@ import structlog
 from manifests.engine import Engine
 from manifests.guard import MemoryGuard, MemoryGuardSpec
 from manifests.meta import FleetObject
-from manifests.node import GuardInForce, Node
+from manifests.node import Node
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter

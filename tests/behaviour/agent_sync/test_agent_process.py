@@ -68,7 +68,12 @@ def test_memory_is_exported_in_bytes_with_the_binding_ceiling(agent: tuple[str, 
     assert value('mlxfleet_node_memory_ceiling_bytes{kind="static"}') == 12 * gib
     assert value('mlxfleet_node_memory_ceiling_bytes{kind="hard"}') == 10 * gib
     assert value('mlxfleet_node_memory_ceiling_binding{kind="metal"}') == 1
-    assert value("mlxfleet_node_memory_headroom_bytes") == 10 * gib
+    margin = value("mlxfleet_node_memory_margin_bytes")
+    assert margin == 256 * (1 << 20)
+    assert value("mlxfleet_node_memory_headroom_bytes") == 10 * gib - margin
+    assert value('mlxfleet_node_memory_watermark_bytes{level="emergency"}') == 10 * gib
+    assert value('mlxfleet_node_memory_pressure{level="ok"}') == 1
+    assert value('mlxfleet_node_guard_actions_total{action="abort"}') == 0
 
 
 def test_load_is_streamed_line_by_line(agent: tuple[str, Path]) -> None:

@@ -202,3 +202,15 @@ def test_an_engine_that_was_just_loaded_is_not_traded_for_another() -> None:
     assert not enforcer.make_room("b", 300, 0).enough
     world.now += 6
     assert enforcer.make_room("b", 300, 0).evict == ("a",)
+
+
+def test_a_pause_without_readings_does_not_last() -> None:
+    world = World({"a": 960}, {"a": make_view("a", *rows(1))})
+    enforcer, told = enforce(world)
+    enforcer.act()
+    assert world.paused == [True]
+    for _ in range(20):
+        enforcer.miss()
+        world.now += 1
+    assert world.paused[-1] is False
+    assert told.levels[-1] == (PressureLevel.HARD, PressureLevel.OK)
