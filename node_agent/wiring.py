@@ -13,7 +13,7 @@ from importlib import metadata
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from manifests.node import NodeInfo
+from manifests.node import NodeInfo, PressureLevel
 from node_agent.api.build import ApiParts, NodeApi, build_api
 from node_agent.data_dir import DataDir
 from node_agent.engine.messages import Ask, ChunkMeasured
@@ -23,10 +23,16 @@ from node_agent.host.blas import find_openblas
 from node_agent.host.detect import detect_host
 from node_agent.host.simulated import SimulatedHost
 from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.base import Admission
 from node_agent.memory.enforcer_plan import Action
 from node_agent.memory.stranded_gate import StrandedGate
 from node_agent.memory.stranded_plan import Stranded
-from node_agent.metrics import GuardMetrics, MemoryCollector, MemorySources
+from node_agent.metrics import (
+    CountedAdmission,
+    GuardMetrics,
+    MemoryCollector,
+    MemorySources,
+)
 from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.process import Launcher
@@ -104,14 +110,15 @@ def build_agent(
     port = int(sock.getsockname()[1])
     facts = describe_node(settings, info, load_identity(data.path, info.machine_id), port)
     arbiter = Arbiter(settings.guard, fused=info.os == "darwin", enforced=settings.enforced)
-    sources = Sources()
-    pool, guard = _build_pool(data, host, arbiter, sources)
-    load = LoadSource(facts.name, facts.instance, pool, arbiter)
-    registry, texts = CollectorRegistry(), TokenizerPool()
+    sources, registry, texts = Sources(), CollectorRegistry(), TokenizerPool()
+    metrics = GuardMetrics(registry)
+    admission = CountedAdmission(arbiter, metrics)
+    pool, guard = _build_pool(data, host, arbiter, admission, sources)
+    load = LoadSource(facts.name, facts.instance, pool, arbiter, lambda: guard.enforcer.level)
     api = build_api(
         ApiParts(
             pool=pool,
-            admission=arbiter,
+            admission=admission,
             texts=texts,
             inspector=sources,
             load=load,
@@ -128,14 +135,15 @@ def build_agent(
         SyncSettings(wants_file=data.wants_file, default_guard=settings.guard),
         SyncHooks(health=guard.health, cleared=guard.panics.follow_annotation),
     )
-    _listen(registry, pool, arbiter, guard, sync)
+    _listen(metrics, pool, guard, sync)
+    registry.register(_memory_collector(metrics, pool, arbiter, guard, sync))
     guard.tell(GuardListeners(sampled=api.changes.ring))
     server = build_server(api.asgi)
     return Agent(settings, facts, pool, texts, api, load, guard, sync, server, sock)
 
 
 def _build_pool(
-    data: DataDir, host: Host, arbiter: Arbiter, sources: Sources
+    data: DataDir, host: Host, arbiter: Arbiter, admission: Admission, sources: Sources
 ) -> tuple[EnginePool, Guard]:
     """Return the engines and the guard over them, each knowing the other."""
     built: list[Guard] = []
@@ -158,30 +166,33 @@ def _build_pool(
         ),
         sources,
         memory=MemorySide(
-            admission=StrandedGate(arbiter, stranded),
+            admission=StrandedGate(admission, stranded),
             footprint_bytes=arbiter.engine_footprint_bytes,
             wired_bytes=wired_bytes,
             wired_limit_bytes=arbiter.wired_limit_bytes,
         ),
     )
-    guard = Guard(host, pool, arbiter, GuardSettings(panics_file=data.path / "panics.json"))
+    guard = Guard(host, pool, arbiter, GuardSettings(panics_file=data.panics_file))
     built.append(guard)
     return pool, guard
 
 
-def _listen(
-    registry: CollectorRegistry, pool: EnginePool, arbiter: Arbiter, guard: Guard, sync: Sync
-) -> None:
+def _listen(metrics: GuardMetrics, pool: EnginePool, guard: Guard, sync: Sync) -> None:
     """Let metrics and events hear of what the guard and the engines do."""
-    metrics = GuardMetrics(registry)
 
     def acted(action: Action) -> None:
         metrics.note_action(action)
         sync.news.note_action(action)
 
+    def level_changed(before: PressureLevel, after: PressureLevel) -> None:
+        sync.news.note_level(before, after)
+        sync.lease.hurry()
+
     def measured(engine: str, event: ChunkMeasured | Ask) -> None:
         if isinstance(event, ChunkMeasured):
             metrics.note_chunk(engine, event)
+        else:
+            guard.monitor.wake()
 
     def sampled() -> None:
         metrics.retain(view.want.name for view in pool.views())
@@ -189,21 +200,22 @@ def _listen(
     guard.tell(
         GuardListeners(
             acted=acted,
-            level_changed=sync.news.note_level,
+            level_changed=level_changed,
             sampled=sampled,
             panics_changed=sync.lease.hurry,
         )
     )
     pool.on_memory_event(measured)
-    registry.register(
-        MemoryCollector(
-            arbiter,
-            pool,
-            MemorySources(
-                guard=sync.guard_in_force,
-                health=guard.health,
-                host=lambda: guard.monitor.memory,
-                greatest_ratios=lambda: metrics.greatest_ratios,
-            ),
-        )
+
+
+def _memory_collector(
+    metrics: GuardMetrics, pool: EnginePool, arbiter: Arbiter, guard: Guard, sync: Sync
+) -> MemoryCollector:
+    """Return the gauges of the guard."""
+    sources = MemorySources(
+        guard=sync.guard_in_force,
+        health=guard.health,
+        host=lambda: guard.monitor.memory,
+        greatest_ratios=lambda: metrics.greatest_ratios,
     )
+    return MemoryCollector(arbiter, pool, sources)
