@@ -135,9 +135,7 @@ class Slot:
     def generate(self, command: Generate) -> RowStream:
         """Send a row; the stream fails at once when the engine cannot take it."""
         if self._state.phase in {Phase.READY, Phase.DRAINING}:
-            stream = self._run.generate(command)
-            self.note_use()
-            return stream
+            return self._run.generate(command)
         stream = RowStream(command.request_id, lambda _: None)
         stream.put(failed(command.request_id, *explain_end(self.want.name, self._state)))
         return stream

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -186,6 +187,24 @@ async def test_an_unloaded_engine_asks_for_memory_again_before_it_comes_back(mak
     assert isinstance(refusal, Refusal)
     assert "InsufficientMemory" in refusal.message
     assert "9.0 GiB" in refusal.message
+
+
+async def test_a_request_waits_for_an_engine_that_waits_for_memory_within_its_time(make_pool):
+    door, added = Door(), [0.0]
+    pool = make_pool(memory=MemorySide(admission=door), clock=lambda: time.monotonic() + added[0])
+    pool.set_wanted({"tiny-0": make_want()})
+    door.answers.put_nowait(None)
+    await await_ready(pool)
+    assert pool.unload("tiny-0", "x")
+    waiter = asyncio.create_task(pool.lease_ready("tiny", wait_seconds=60))
+    await await_view(
+        pool, lambda view: view.reason == "WaitingForMemory" and view.freed_bytes is not None
+    )
+    # No process, so no heartbeat and no change: only the clock can end the wait.
+    added[0] = 61
+    refusal = await asyncio.wait_for(waiter, 5)
+    assert isinstance(refusal, Refusal)
+    assert "WaitingForMemory: its load needs 216 MiB" in refusal.message
 
 
 async def test_a_fault_of_the_memory_side_is_told_and_asked_again(make_pool):

@@ -88,6 +88,19 @@ async def test_the_idle_time_counts_from_the_end_of_an_answer_that_took_longer(m
         os.kill(before.pid, 0)
 
 
+async def test_the_time_of_a_load_is_not_idle_time(make_pool):
+    clock = SkewedClock()
+    pool = make_pool(Script(load_seconds=0.3), clock=clock)
+    pool.set_wanted({"tiny-0": make_want(keep=TTL)})
+    await await_view(pool, lambda view: view.progress_done_bytes == 40)
+    assert only(pool).idle_seconds is None
+    skip(pool, clock, 100)
+    view = await await_ready(pool)
+    assert view.idle_seconds < 4
+    pool.tick()
+    assert only(pool).phase is EnginePhase.READY
+
+
 async def test_what_an_unload_gave_back_is_told(make_pool):
     wired = [900]
     memory = MemorySide(footprint_bytes=lambda _: 5 << 20, wired_bytes=lambda: wired[0])
