@@ -201,17 +201,18 @@ class Arbiter(MemoryBooks):
         return waiter.answer.result() if waiter.answer.done() else _no_room(waiter)
 
     def _serve_line(self) -> None:
-        """Give each waiter whose turn it is an answer, from the front."""
-        now = self._clock()
-        if self._line and self._line[0].head_since is None:
-            self._line[0].head_since = now
-        since = self._line[0].head_since if self._line else None
-        count = eligible(
-            [item.demand for item in self._line], now if since is None else since, now, self._rules
-        )
-        for waiter in tuple(self._line[:count]):
-            self._try(waiter, may_pass=True)
-        self._line = [item for item in self._line if not item.answer.done()]
+        """Give each waiter whose turn it is an answer, from the front, until nothing moves."""
+        before = -1
+        while self._line and len(self._line) != before:
+            before, now = len(self._line), self._clock()
+            head = self._line[0]
+            head.head_since = now if head.head_since is None else head.head_since
+            demands = [item.demand for item in self._line]
+            count = eligible(demands, head.head_since, now, self._rules)
+            for waiter in tuple(self._line[:count]):
+                if not waiter.answer.done():
+                    self._try(waiter, may_pass=True)
+            self._line = [item for item in self._line if not item.answer.done()]
 
     def _try(self, waiter: _Waiter, *, may_pass: bool) -> Refusal | None:
         """Answer a waiter if it can be answered now; what it waits for otherwise."""

@@ -175,7 +175,7 @@ class Enforcer:
         before, self._state = self._state.level, state
         self._arbiter.set_paused(state.level is not PressureLevel.OK)
         if state.level is not before:
-            _LOG.info("memory pressure changed", level=state.level.value)
+            _LOG.info("memory pressure changed", pressure=state.level.value)
             self._hooks.level_changed(before, state.level)
 
     def _carry_out(self, plan: Enforcement) -> None:

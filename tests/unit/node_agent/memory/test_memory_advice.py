@@ -194,6 +194,13 @@ def test_the_longest_fit_is_exact(max_tokens: int, rows: int) -> None:
     assert fit.longest_alone_tokens >= fit.longest_tokens
 
 
+def test_what_was_learned_of_an_engine_makes_less_fit() -> None:
+    case = PrefillCase(prompt_tokens=100_000, max_tokens=1, chunk_tokens=512)
+    plain = plan_fit(SHAPE, case, 2 * GIB, fused=False)
+    learned = plan_fit(SHAPE, case, 2 * GIB, fused=False, transient_ratio=2.0)
+    assert 0 < learned.longest_tokens < plain.longest_tokens
+
+
 def test_nothing_fits_into_nothing_and_a_longer_prompt_is_never_offered() -> None:
     case = PrefillCase(prompt_tokens=64, max_tokens=100_000, chunk_tokens=64)
     nothing = plan_fit(SHAPE, case, 0, fused=False)

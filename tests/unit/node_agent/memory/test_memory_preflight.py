@@ -3,7 +3,9 @@
 import pytest
 
 from manifests.errors import Code, Refusal, Retryable
+from manifests.guard import Tier
 from manifests.node import CeilingName, Ceilings
+from node_agent.memory.advice import Knobs
 from node_agent.memory.preflight import Standing, judge_load, judge_prefill
 
 
@@ -16,6 +18,7 @@ def standing(
     reserved: int = 0,
     idle: int = 0,
     all_idle: int = 0,
+    margin: int = 0,
     custom: bool = False,
 ) -> Standing:
     limits = {CeilingName.STATIC: static, CeilingName.DYNAMIC: dynamic}
@@ -30,7 +33,9 @@ def standing(
         abort_bytes=static if metal is None else min(static, metal),
         binding=binding,
     )
-    return Standing(ceilings, used, reserved, idle, all_idle, custom)
+    tier = Tier.CUSTOM if custom else Tier.AGGRESSIVE
+    knobs = Knobs(tier, ceilings, apps_closed_bytes=200)
+    return Standing(ceilings, used, reserved, idle, all_idle, knobs, margin)
 
 
 def refused(verdict: Refusal | None) -> Refusal:
@@ -73,7 +78,7 @@ def test_what_other_apps_keep_out_belongs_elsewhere_and_names_them() -> None:
 @pytest.mark.parametrize(
     ("where", "knob"),
     [
-        (standing(static=50), "Shorten the context"),
+        (standing(static=50), "a node with more memory"),
         (standing(metal=50), "iogpu.wired_limit_mb"),
         (standing(dynamic=50, custom=True), "customCeiling"),
     ],
@@ -96,3 +101,11 @@ def test_a_load_that_other_engines_keep_out_waits_and_an_impossible_one_does_not
     assert refused(judge_load(41, standing(used=60))).retryable is Retryable.LATER
     never = refused(judge_load(101, standing(dynamic=70)))
     assert (never.retryable, never.limit_bytes, never.binding) == (Retryable.NO, 100, "static")
+
+
+def test_the_margin_is_kept_free_of_requests_but_not_of_loads() -> None:
+    where = standing(used=30, idle=30, all_idle=30, margin=10)
+    assert judge_prefill(60, where) is None
+    verdict = refused(judge_prefill(61, where))
+    assert (verdict.retryable, verdict.limit_bytes) == (Retryable.NO, 60)
+    assert judge_load(70, where) is None
