@@ -200,7 +200,9 @@ async def test_a_request_waits_for_an_engine_that_waits_for_memory_within_its_ti
     await await_view(
         pool, lambda view: view.reason == "WaitingForMemory" and view.freed_bytes is not None
     )
-    # No process, so no heartbeat and no change: only the clock can end the wait.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    # No process, so no heartbeat and no further change: only the clock can end the wait.
     added[0] = 61
     refusal = await asyncio.wait_for(waiter, 5)
     assert isinstance(refusal, Refusal)
