@@ -11,40 +11,28 @@ from node_agent.engine.messages import (
     Event,
     Failed,
     Finished,
-    Generate,
     Load,
     Loaded,
     LoadFailed,
     Shutdown,
 )
-from node_agent.engine.rows import StepResult
+from node_agent.engine.rows import TokenStep
 from node_agent.engine.runtime import ExitCode, Runtime
+from tests.support.counting_runner import CountingRunner, row
 
 
-class FaultyRunner:
+class FaultyRunner(CountingRunner):
     """Holds one row and raises in its second step."""
 
-    max_rows = 1
-    chunk_tokens = 8
-
     def __init__(self) -> None:
+        super().__init__(max_rows=1, chunk_tokens=8)
         self.steps = 0
 
-    def insert(self, command: Generate) -> int:
-        return 0
-
-    def remove(self, uid: int) -> None:
-        pass
-
-    def step(self) -> StepResult:
+    def decode(self) -> tuple[TokenStep, ...]:
         self.steps += 1
         if self.steps > 1:
             raise RuntimeError("[METAL] command buffer failed")
-        return StepResult()
-
-
-def row(name: str) -> Generate:
-    return Generate(request_id=name, prompt=[1], max_tokens=1)
+        return ()
 
 
 def live(monkeypatch, load, *commands, mailbox: Mailbox | None = None) -> tuple[int, list]:
@@ -64,7 +52,7 @@ def live(monkeypatch, load, *commands, mailbox: Mailbox | None = None) -> tuple[
     return codes[0], events
 
 
-def load_faulty(command: Load, progress: object) -> LoadedModel:
+def load_faulty(command: Load, progress: object, memory: object) -> LoadedModel:
     announcement = Loaded(device="none", mlx_version="0", chunk_tokens=8, active_bytes=0)
     return LoadedModel(FaultyRunner(), 100, announcement)
 
@@ -86,7 +74,7 @@ def test_a_step_that_raises_fails_every_request_and_ends_with_a_code(monkeypatch
 
 
 def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
-    def load(command: Load, progress: object) -> LoadedModel:
+    def load(command: Load, progress: object, memory: object) -> LoadedModel:
         raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
 
     code, events = live(monkeypatch, load, LOAD)
@@ -100,10 +88,10 @@ def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
 def test_shutdown_answers_what_is_queued_and_what_runs(monkeypatch):
     mailbox = Mailbox()
 
-    def load(command: Load, progress: object) -> LoadedModel:
+    def load(command: Load, progress: object, memory: object) -> LoadedModel:
         for late in (row("a"), Cancel(request_id="a"), row("b"), Shutdown(), row("late")):
             mailbox.put(late)
-        return load_faulty(command, progress)
+        return load_faulty(command, progress, memory)
 
     code, events = live(monkeypatch, load, LOAD, mailbox=mailbox)
     assert code == ExitCode.CLEAN

@@ -1,73 +1,49 @@
 """The scheduler over a runner that is only counting."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from manifests.errors import Code, Retryable
-from node_agent.engine.messages import Failed, Finished, Generate, PrefillProgress, Tokens
-from node_agent.engine.rows import PrefillStep, StepResult, TokenStep
-from node_agent.engine.scheduler import MAX_PREFILLING_ROWS, Scheduler, can_admit, find_fault
+from node_agent.engine.messages import (
+    Abort,
+    ChunkMeasured,
+    Failed,
+    Finished,
+    Generate,
+    Limits,
+    PrefillProgress,
+    Tokens,
+)
+from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.waiting import MAX_PREFILLING_ROWS, can_admit, find_fault
+from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 
-@dataclass
-class CountingRunner:
-    """Feeds a chunk a step, then gives token 100, 101, ... of each row."""
-
-    max_rows: int = 4
-    chunk_tokens: int = 8
-    rows: dict[int, Generate] = field(default_factory=dict)
-    fed: dict[int, int] = field(default_factory=dict)
-    made: dict[int, int] = field(default_factory=dict)
-
-    def insert(self, command: Generate) -> int:
-        uid = len(self.made) + 10
-        self.rows[uid], self.fed[uid], self.made[uid] = command, 0, 0
-        return uid
-
-    def remove(self, uid: int) -> None:
-        del self.rows[uid]
-
-    def step(self) -> StepResult:
-        prefills, tokens = [], []
-        for uid, command in list(self.rows.items()):
-            total = len(command.prompt)
-            if self.fed[uid] < total:
-                chunk = min(self.chunk_tokens, total - self.fed[uid])
-                self.fed[uid] += chunk
-                prefills.append(PrefillStep(uid, self.fed[uid], total, chunk, 0.5))
-                continue
-            token = 100 + self.made[uid]
-            self.made[uid] += 1
-            finish = "length" if self.made[uid] >= command.max_tokens else None
-            finish = "stop" if token in command.stop_token_ids else finish
-            tokens.append(TokenStep(uid, token, finish))
-            if finish:
-                del self.rows[uid]
-        return StepResult(tuple(prefills), tuple(tokens))
-
-
-def row(name: str, prompt_tokens: int = 3, max_tokens: int = 2, **fields) -> Generate:
-    return Generate(request_id=name, prompt=[1] * prompt_tokens, max_tokens=max_tokens, **fields)
+def make(runner: CountingRunner | None = None, vocab_size: int = 1000) -> Scheduler:
+    runner = runner or CountingRunner()
+    return Scheduler(runner, vocab_size, CountingMemory(runner))
 
 
 def drain(scheduler: Scheduler) -> list:
     events = []
     while scheduler.busy:
-        events += scheduler.step()
+        events += [e for e in scheduler.step() if not isinstance(e, ChunkMeasured)]
     return events
 
 
+def counted(scheduler: Scheduler) -> tuple[int, int]:
+    return scheduler.counts.running, scheduler.counts.waiting
+
+
 def test_a_row_yields_progress_tokens_and_one_end():
-    scheduler = Scheduler(CountingRunner(), vocab_size=1000)
+    scheduler = make()
     assert scheduler.submit(row("a", prompt_tokens=10)) == []
     kinds = [type(event) for event in drain(scheduler)]
-    assert kinds == [PrefillProgress, PrefillProgress, Tokens, Tokens, Finished]
-    assert (scheduler.running, scheduler.waiting) == (0, 0)
+    assert kinds == [PrefillProgress] * 3 + [Tokens, Tokens, Finished]
+    assert counted(scheduler) == (0, 0)
 
 
 def test_the_token_that_stops_a_row_is_neither_sent_nor_counted():
-    scheduler = Scheduler(CountingRunner(), vocab_size=1000)
+    scheduler = make()
     scheduler.submit(row("a", max_tokens=3, stop_token_ids=[102]))
     events = drain(scheduler)
     assert [event.ids for event in events if isinstance(event, Tokens)] == [[100], [101]]
@@ -78,18 +54,18 @@ def test_the_token_that_stops_a_row_is_neither_sent_nor_counted():
 
 def test_rows_beyond_the_limit_wait_outside_the_runner_in_order():
     runner = CountingRunner(max_rows=2)
-    scheduler = Scheduler(runner, vocab_size=1000)
+    scheduler = make(runner)
     for name in "abcde":
         scheduler.submit(row(name))
     scheduler.step()
-    assert (scheduler.running, scheduler.waiting, len(runner.rows)) == (2, 3, 2)
+    assert (*counted(scheduler), len(runner.rows)) == (2, 3, 2)
     ends = [event.request_id for event in drain(scheduler) if isinstance(event, Finished)]
     assert ends == list("abcde")
 
 
 def test_short_prompts_pass_a_long_one_and_long_ones_take_turns():
     runner = CountingRunner(max_rows=8)
-    scheduler = Scheduler(runner, vocab_size=1000)
+    scheduler = make(runner)
     for name, tokens in (("long-1", 80), ("long-2", 80), ("short", 8)):
         scheduler.submit(row(name, tokens))
     scheduler.step()
@@ -115,7 +91,7 @@ def test_admission_beside_what_is_being_fed(prompt, prefilling, admitted):
 
 def test_cancel_ends_running_and_waiting_rows_and_ignores_strangers():
     runner = CountingRunner(max_rows=1)
-    scheduler = Scheduler(runner, vocab_size=1000)
+    scheduler = make(runner)
     scheduler.submit(row("running", max_tokens=100))
     scheduler.submit(row("waiting"))
     scheduler.step()
@@ -141,7 +117,7 @@ def test_cancel_ends_running_and_waiting_rows_and_ignores_strangers():
 )
 def test_a_command_that_cannot_run_fails_alone(command, words):
     assert words in find_fault(command, vocab_size=50)
-    scheduler = Scheduler(CountingRunner(), vocab_size=50)
+    scheduler = make(vocab_size=50)
     scheduler.submit(row("good"))
     (failed,) = scheduler.submit(command)
     assert (failed.code, failed.retryable) == (Code.INVALID_VALUE, Retryable.NO)
@@ -149,7 +125,7 @@ def test_a_command_that_cannot_run_fails_alone(command, words):
 
 
 def test_a_repeated_request_id_does_not_disturb_the_first():
-    scheduler = Scheduler(CountingRunner(), vocab_size=1000)
+    scheduler = make()
     scheduler.submit(row("a"))
     assert scheduler.submit(row("a")) == []
     scheduler.step()
@@ -159,7 +135,7 @@ def test_a_repeated_request_id_does_not_disturb_the_first():
 
 
 def test_failing_all_answers_running_and_waiting_rows_once():
-    scheduler = Scheduler(CountingRunner(max_rows=1), vocab_size=1000)
+    scheduler = make(CountingRunner(max_rows=1))
     for name in "ab":
         scheduler.submit(row(name))
     scheduler.step()
@@ -169,3 +145,78 @@ def test_failing_all_answers_running_and_waiting_rows_once():
         ("b", "engine_died"),
     ]
     assert not scheduler.busy
+
+
+def test_one_step_decodes_every_row_once_and_feeds_one_chunk_of_one_row():
+    runner = CountingRunner(chunk_tokens=8)
+    scheduler = make(runner)
+    scheduler.submit(row("decoding", max_tokens=100))
+    scheduler.step()
+    scheduler.submit(row("long", 41))
+    for fed in (8, 16, 24):
+        events = scheduler.step()
+        assert [e.request_id for e in events if isinstance(e, Tokens)] == ["decoding"]
+        (step,) = [e for e in events if isinstance(e, PrefillProgress)]
+        assert (step.request_id, step.done_tokens) == ("long", fed)
+
+
+def test_what_a_short_prompt_leaves_of_the_chunk_goes_to_prompts_that_need_no_more():
+    runner = CountingRunner(max_rows=8, chunk_tokens=8)
+    scheduler = make(runner)
+    for name, tokens in (("a", 4), ("long", 40), ("b", 3), ("c", 5)):
+        scheduler.submit(row(name, tokens))
+    scheduler.step()
+    assert runner.chunks == [("a", 3), ("b", 2)]
+    scheduler.step()
+    # The long one stood first in line by now, and has the whole chunk.
+    assert runner.chunks[2:] == [("long", 8)]
+    scheduler.step()
+    assert runner.chunks[3:] == [("c", 4)]
+
+
+def test_without_the_turn_nothing_is_fed_and_decode_goes_on():
+    runner = CountingRunner(chunk_tokens=8)
+    scheduler = make(runner)
+    scheduler.submit(row("decoding", max_tokens=5))
+    scheduler.step()
+    scheduler.submit(row("long", 41))
+    scheduler.step()
+    scheduler.steer(Limits(prefill_turn=False))
+    scheduler.submit(row("late"))
+    assert scheduler.counts.prefill_turn is False
+    kinds = {type(e) for _ in range(4) for e in scheduler.step()}
+    assert kinds == {Tokens, Finished}
+    assert (counted(scheduler), scheduler.counts.prefilling) == ((1, 1), 1)
+    assert scheduler.busy
+    assert not scheduler.runnable
+    scheduler.steer(Limits(prefill_turn=True))
+    assert scheduler.runnable
+    ends = [e.request_id for e in drain(scheduler) if isinstance(e, Finished)]
+    assert sorted(ends) == ["late", "long"]
+
+
+@pytest.mark.parametrize("victim", ["waiting", "prefilling", "running"])
+def test_an_abort_ends_a_row_with_its_words_wherever_it_is(victim):
+    runner = CountingRunner(max_rows=2)
+    memory = CountingMemory(runner)
+    scheduler = Scheduler(runner, 1000, memory)
+    scheduler.submit(row("running", max_tokens=5))
+    scheduler.step()
+    scheduler.submit(row("prefilling", 80))
+    scheduler.submit(row("waiting", 80))
+    scheduler.step()
+    clears = memory.clears
+    command = Abort(request_id=victim, code="prefill_memory_exceeded", message="away with it")
+    assert scheduler.abort(command) == [
+        Failed(
+            request_id=victim,
+            code="prefill_memory_exceeded",
+            message="away with it",
+            retryable="elsewhere",
+        )
+    ]
+    assert memory.clears > clears
+    assert scheduler.abort(command) == []
+    ends = [e.request_id for e in drain(scheduler) if isinstance(e, Finished)]
+    assert sorted(ends) == sorted({"running", "prefilling", "waiting"} - {victim})
+    assert runner.rows == {}

@@ -1,0 +1,125 @@
+"""A row runner and a memory that only count, for tests of the scheduler and the gate.
+
+A token of KV costs `kv_bytes`, a chunk also takes `scratch_bytes` for each of its tokens while it
+runs. The memory remembers the highest it ever held, so a test can compare that with a budget.
+"""
+
+from dataclasses import dataclass, field
+
+from manifests.estimate import LayerGroup, LayerKind, ModelShape
+from node_agent.engine.chunking import cut_chunk
+from node_agent.engine.forecast import Forecast
+from node_agent.engine.mailbox import MemoryGauges
+from node_agent.engine.messages import Generate
+from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+
+# One layer that grows, nothing else: a chunk takes its KV, its scores and its activations.
+SHAPE = ModelShape(
+    model_type="counted",
+    groups=(LayerGroup(kind=LayerKind.FULL, layers=1, bytes_per_token=64),),
+    hidden_size=8,
+    intermediate_size=8,
+    attention_heads=1,
+    kv_heads=1,
+    head_dim=8,
+    vocab_size=16,
+    dtype_bytes=2,
+    context_tokens=1 << 20,
+    row_elements=32,
+)
+FORECAST = Forecast(SHAPE, fused=False)
+
+
+@dataclass
+class CountingRunner:
+    """Feeds as asked, then gives token 100, 101, ... of each row."""
+
+    max_rows: int = 4
+    chunk_tokens: int = 8
+    rows: dict[int, Generate] = field(default_factory=dict)
+    fed: dict[int, int] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    joined: list[int] = field(default_factory=list)
+    chunks: list[tuple[str, int]] = field(default_factory=list)
+    inserted: int = 0
+
+    def insert(self, command: Generate) -> int:
+        uid, self.inserted = 10 + self.inserted, self.inserted + 1
+        self.rows[uid], self.fed[uid], self.made[uid] = command, 0, 0
+        return uid
+
+    def remove(self, uid: int) -> None:
+        del self.rows[uid], self.fed[uid]
+        self.joined = [other for other in self.joined if other != uid]
+
+    def held_tokens(self, uid: int) -> int:
+        return self.fed[uid]
+
+    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
+        return cut_chunk(self.fed[uid], len(self.rows[uid].prompt) - 1, limit_tokens, ())
+
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        self.fed[uid] += chunk_tokens
+        self.chunks.append((self.rows[uid].request_id, chunk_tokens))
+        return PrefillStep(uid, self.fed[uid], len(self.rows[uid].prompt), chunk_tokens, 0.5)
+
+    def join_cost(self, uid: int) -> JoinCost:
+        return JoinCost()
+
+    def join(self, uid: int) -> PrefillStep:
+        total = self.fed[uid] = len(self.rows[uid].prompt)
+        self.joined.append(uid)
+        return PrefillStep(uid, total, total, 1, 0.0)
+
+    def decode(self) -> tuple[TokenStep, ...]:
+        return tuple(self._decode(uid) for uid in list(self.joined))
+
+    def _decode(self, uid: int) -> TokenStep:
+        command, token = self.rows[uid], 100 + self.made[uid]
+        self.made[uid] += 1
+        self.fed[uid] += 1
+        finish = "length" if self.made[uid] >= command.max_tokens else None
+        finish = "stop" if token in command.stop_token_ids else finish
+        if finish:
+            self.remove(uid)
+        return TokenStep(uid, token, finish)
+
+
+@dataclass
+class CountingMemory:
+    """Holds what a runner's rows hold; what they let go stays cached until it is cleared.
+
+    `chunk_bytes` is the peak every chunk reports; `extra_bytes` is held by nobody in particular.
+    """
+
+    runner: CountingRunner
+    kv_bytes: int = 64
+    extra_bytes: int = 0
+    cached_bytes: int = 0
+    chunk_bytes: int = 0
+    clears: int = 0
+    highest_bytes: int = 0
+
+    @property
+    def active_bytes(self) -> int:
+        return self.extra_bytes + self.kv_bytes * sum(self.runner.fed.values())
+
+    def read(self) -> MemoryGauges:
+        self.highest_bytes = max(self.highest_bytes, self.active_bytes)
+        return MemoryGauges(self.active_bytes, self.cached_bytes, self.highest_bytes)
+
+    def clear(self) -> None:
+        self.clears += 1
+        self.cached_bytes = 0
+
+    def begin_chunk(self) -> None:
+        pass
+
+    def end_chunk(self) -> int:
+        return self.chunk_bytes
+
+
+def row(name: str, prompt_tokens: int = 3, max_tokens: int = 2, **fields: object) -> Generate:
+    """Return a row of the wanted length."""
+    prompt = [1] * prompt_tokens
+    return Generate(request_id=name, prompt=prompt, max_tokens=max_tokens, **fields)
