@@ -17,7 +17,8 @@ prompt that contains token 7001 has emitted 2 tokens (0 without `@`). Actions:
   ask:N          report a measured chunk and ask for N bytes; go on, or end, as the Answer says
 
 `gate` names a file: tokens flow only while it exists. `record` names a file that gets one JSON
-line for every command received, such as {"type": "cancel", "request_id": "a"}.
+line for every command received, such as {"type": "cancel", "request_id": "a"}. Limits and
+Reclaim are recorded and otherwise ignored; Abort fails its row.
 """
 
 import argparse
@@ -187,11 +188,6 @@ class _Engine(asyncio.Protocol):
             self.loop.call_soon(os._exit, 0)
         self.work.set()
 
-    def abort(self, command: Abort) -> None:
-        row = self.rows.pop(command.request_id, None)
-        if row is not None:
-            self.send(_failed(row, command.code, command.message))
-
     def answer(self, command: Answer) -> None:
         row = self.rows.get(command.request_id)
         if row is not None and row.held:
@@ -201,13 +197,26 @@ class _Engine(asyncio.Protocol):
                 self.send(_failed(row, "prefill_memory_exceeded", command.message))
 
     def cancel(self, request_id: str) -> None:
+        if (row := self.take(request_id)) is not None:
+            self.send(_finished(row, "cancelled"))
+
+    def abort(self, command: Abort) -> None:
+        if self.take(command.request_id) is not None:
+            end = Failed(
+                request_id=command.request_id,
+                code=command.code,
+                message=command.message,
+                retryable=command.retryable,
+            )
+            self.send(end)
+
+    def take(self, request_id: str) -> _Row | None:
         row = self.rows.pop(request_id, None)
         if row is None:
             row = next((r for r in self.waiting if r.command.request_id == request_id), None)
-            if row is None:
-                return
-            self.waiting.remove(row)
-        self.send(_finished(row, "cancelled"))
+            if row is not None:
+                self.waiting.remove(row)
+        return row
 
     async def live(self) -> None:
         try:
