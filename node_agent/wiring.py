@@ -133,7 +133,11 @@ def build_agent(
         pool,
         arbiter,
         SyncSettings(wants_file=data.wants_file, default_guard=settings.guard),
-        SyncHooks(health=guard.health, cleared=guard.panics.follow_annotation),
+        SyncHooks(
+            health=guard.health,
+            cleared=guard.panics.follow_annotation,
+            guard_changed=guard.monitor.wake,
+        ),
     )
     _listen(metrics, pool, guard, sync)
     registry.register(_memory_collector(metrics, pool, arbiter, guard, sync))

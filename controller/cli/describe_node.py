@@ -72,7 +72,7 @@ def node_memory_lines(status: Mapping[str, Any]) -> list[str]:
         + (", admission paused" if guard.get("paused") else ""),
         f"Guard:        {_guard_words(guard)}",
         "Ceilings:",
-        *_ceiling_lines(ceilings),
+        *_ceiling_lines(ceilings, str(guard.get("tier", ""))),
         *_mark_lines(guard),
     ]
 
@@ -123,14 +123,16 @@ def _guard_words(guard: Mapping[str, Any]) -> str:
     return words if ratio >= 1 else f"{words}; ceilings lowered to {ratio:.0%} after kernel panics"
 
 
-def _ceiling_lines(ceilings: Mapping[str, Any]) -> list[str]:
+def _ceiling_lines(ceilings: Mapping[str, Any], tier: str) -> list[str]:
     binding = ceilings.get("binding")
     rows = []
     for name, meaning in _CEILINGS:
         value = ceilings.get(f"{name}Bytes")
         if value is not None:
             mark = " <- binding" if name == binding else ""
-            rows.append([name, f"{format_bytes(int(value))}{mark}", meaning])
+            own = name == "dynamic" and tier == "custom"
+            words = "the guard's own customCeiling" if own else meaning
+            rows.append([name, f"{format_bytes(int(value))}{mark}", words])
     return [f"  {line}" for line in align(["LIMIT", "BYTES", "MEANING"], rows)]
 
 

@@ -4,8 +4,15 @@ Reads the arbiter and computes; changes nothing. Used by status reports and the 
 so that both tell the same. Units: bytes, tokens.
 """
 
-from manifests.estimate import estimate_bytes_per_token, estimate_tokens_that_fit
+from manifests.estimate import (
+    ModelShape,
+    PrefillCase,
+    estimate_bytes_per_token,
+    estimate_prefill,
+    estimate_tokens_that_fit,
+)
 from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.learning import scale_transient
 from node_agent.pool.base import EngineView
 from node_agent.sync.plan import EngineFigures
 
@@ -27,11 +34,9 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         # The room is the machine's; what the weights will take is not in it yet.
         weights = view.files.weights_bytes
         now_bytes, ever_bytes = max(0, now_bytes - weights), max(0, ever_bytes - weights)
+    ratio = arbiter.learned(name).ratio
     now_tokens, ever_tokens = (
-        min(
-            context,
-            estimate_tokens_that_fit(shape, room, chunk_tokens=max(1, chunk), fused=arbiter.fused),
-        )
+        min(context, find_fitting_tokens(shape, room, max(1, chunk), arbiter.fused, ratio))
         for room in (now_bytes, ever_bytes)
     )
     return EngineFigures(
@@ -41,3 +46,28 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         tokens_fit_now=now_tokens,
         tokens_fit_ever=ever_tokens,
     )
+
+
+def find_fitting_tokens(
+    shape: ModelShape, room_bytes: int, chunk_tokens: int, fused: bool, ratio: float
+) -> int:
+    """Return the longest prompt that the arbiter would admit into so much room.
+
+    `ratio` is what was learned of the engine: its transients are scaled as at admission.
+    """
+    low, high = (
+        0,
+        estimate_tokens_that_fit(shape, room_bytes, chunk_tokens=chunk_tokens, fused=fused),
+    )
+    if ratio <= 1.0:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        case = PrefillCase(prompt_tokens=middle, chunk_tokens=chunk_tokens)
+        found = estimate_prefill(shape, case, fused=fused)
+        transient = found.scores_bytes + found.activations_bytes
+        if scale_transient(found.peak_bytes, transient, ratio) <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -56,11 +56,13 @@ class SyncHooks:
     """What the sync is told and tells beside the pool and the arbiter.
 
     `health` is asked for each status; `cleared` gets the annotation by which a person clears the
-    panic history, empty without one.
+    panic history, empty without one; `guard_changed` is called when the node follows another
+    guard or an edited one.
     """
 
     health: Callable[[], HealthNow] = HealthNow
     cleared: Callable[[str], None] = lambda _: None
+    guard_changed: Callable[[], None] = lambda: None
 
 
 class Sync:
@@ -174,6 +176,7 @@ class Sync:
             labels = self._facts.all_labels if node is None else node.metadata.labels
             guards = _only(self._guards.objects, MemoryGuard)
             if self._guard.follow(guards, labels, self._declared()):
+                self._hooks.guard_changed()
                 self.lease.hurry()
         if not self._engines.synced and not self._saved:
             return

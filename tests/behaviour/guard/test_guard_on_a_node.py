@@ -114,6 +114,49 @@ def test_describe_tells_limits_guard_level_what_fits_and_what_happened(fleet: Fl
     assert "RebootNeeded" in text
 
 
+def test_an_idle_engine_leaves_under_pressure_is_told_of_and_comes_back_on_request(
+    fleet: Fleet,
+) -> None:
+    fleet.serve("kept", tiny_model("llama"), keep={"pinned": True})
+    names = [item["metadata"]["name"] for m in ("tiny", "kept") for item in fleet.engines(m)]
+
+    def held() -> float:
+        series = "mlxfleet_node_engine_footprint_bytes"
+        sizes = [metric(fleet, f'{series}{{engine="{name}"}}') or 0.0 for name in names]
+        return sum(sizes) if min(sizes) > 20 << 20 else 0.0
+
+    used = eventually(held, "both engines are measured", 15)
+    guard(fleet, tier="custom", customCeiling=f"{int(used * 1.05) >> 20}Mi")
+
+    def phases() -> dict[str, str]:
+        return {
+            model: item["status"]["phase"]
+            for model in ("tiny", "kept")
+            for item in fleet.engines(model)
+        }
+
+    eventually(lambda: phases() == {"tiny": "Stopped", "kept": "Ready"}, "only tiny left", 30)
+    reasons = {"AdmissionPaused", "Evicted", "Unloaded", "AdmissionResumed"}
+    eventually(
+        lambda: reasons <= {e["reason"] for e in fleet.api.list("events")["items"]},
+        "each step is told",
+        30,
+    )
+    assert metric(fleet, 'mlxfleet_node_guard_actions_total{action="evict"}') == 1
+    assert metric(fleet, 'mlxfleet_node_guard_actions_total{action="abort"}') == 0
+    text = describe(fleet)
+    assert "the guard's own customCeiling" in text
+    assert "gave" in next(line for line in text.splitlines() if "Unloaded" in line)
+
+    guard(fleet, tier="safe")
+    eventually(lambda: status(fleet)["ceilings"]["staticBytes"] == 24 * GIB, "safe again", 5)
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+    answer = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    assert phases()["kept"] == "Ready"
+    fleet.delete_model("kept")
+
+
 def test_a_low_gpu_limit_is_a_condition_with_the_command_and_an_event(fleet: Fleet) -> None:
     fleet.start_agent("small-gpu", "--ram", "32Gi", "--wired-limit", "16Gi")
     eventually(

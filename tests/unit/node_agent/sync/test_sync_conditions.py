@@ -7,7 +7,7 @@ from manifests.meta import Condition, ConditionStatus, find_condition
 from manifests.node import CeilingName, Ceilings, PressureLevel
 from manifests.units import GIB
 from node_agent.host.base import KernelPanic
-from node_agent.memory.arbiter import MemoryState
+from node_agent.memory.books import MemoryState
 from node_agent.memory.stranded_plan import Stranded
 from node_agent.sync.conditions import HealthNow, NodeNow, describe_guard, plan_conditions
 from node_agent.sync.panics_plan import PanicStanding

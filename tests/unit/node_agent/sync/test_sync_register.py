@@ -8,7 +8,7 @@ from manifests.meta import Condition, ConditionStatus, find_condition
 from manifests.node import Ceilings, Node, NodeInfo, NodeStatus, PressureLevel
 from manifests.scheme import parse_object
 from manifests.times import format_micro_time
-from node_agent.memory.arbiter import MemoryState
+from node_agent.memory.books import MemoryState
 from node_agent.sync.conditions import HealthNow, NodeNow
 from node_agent.sync.register import (
     IDENTITY_ANNOTATION,
