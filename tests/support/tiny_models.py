@@ -28,15 +28,17 @@ def tiny_model(
     layers: int | None = None,
     hidden: int = 64,
     context: int = 4096,
+    heads: int | None = None,
     markers: bool = False,
 ) -> Path:
     """Return the directory of a tiny checkpoint, building it if need be (about two seconds).
 
-    Units: `context` in tokens is what config.json states as its limit. `markers` adds the tokens
+    Units: `context` in tokens is what config.json states as its limit. `heads` replaces the
+    model's four heads by as many, each with its own keys and values. `markers` adds the tokens
     <think>, </think>, <tool_call>, </tool_call> and a chat template that uses them. Safe when
     several processes ask at once. Mixture-of-experts models need fp32 on a CPU, so all are fp32.
     """
-    config = tiny_config(name, layers=layers, hidden=hidden, context=context)
+    config = tiny_config(name, layers=layers, hidden=hidden, context=context, heads=heads)
     recipe = json.dumps({"config": config, "markers": markers}, sort_keys=True)
     directory = CACHE / _key(recipe) / name
     if not directory.is_dir():
