@@ -38,6 +38,7 @@ class Tensor:
     dtype: str
     start: int
     size_bytes: int
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
         bits *= size
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
         raise WeightsError(f"{path}: tensor {name} has data_offsets that do not match its shape")
-    return Tensor(name, dtype, offsets[0], offsets[1] - offsets[0])
+    return Tensor(name, dtype, offsets[0], offsets[1] - offsets[0], tuple(shape))
 
 
 def _whole_numbers(value: Any) -> TypeGuard[list[int]]:

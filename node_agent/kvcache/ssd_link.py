@@ -1,0 +1,181 @@
+"""Keeps the disk tier's session open, and turns faults into a state.
+
+Owns the session, the state and the pace of retries. Nothing that a disk does leaves `guarded` as
+an exception: the tier goes off with a reason, one line is logged, and `probe` tries again. Called
+by the store; `probe` by the writer's thread.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from node_agent.kvcache.ssd_budget import SsdBudget
+from node_agent.kvcache.ssd_health import (
+    TierFault,
+    TierReason,
+    TierState,
+    fault_from_os,
+    state_after_fault,
+    state_proven,
+    state_ready,
+)
+from node_agent.kvcache.ssd_session import Session, open_session
+from node_agent.kvcache.stats import StatsCounter
+
+_LOG = structlog.get_logger(__name__)
+_LOG_PAUSE_SECONDS = 60.0
+# A full disk counts as well again only with some room to write.
+_ROOM_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SsdSettings:
+    """Where the tier is.
+
+    `memory_file` is a file elsewhere, in a directory that is always there; it remembers which
+    directories were used, so that an unplugged drive's mount point is never filled instead.
+    `durable` flushes each block to the drive before it counts as persisted.
+    """
+
+    directory: Path
+    memory_file: Path | None = None
+    durable: bool = False
+
+
+class SsdLink:
+    """The way to the shared directory; closed until the first `probe`."""
+
+    def __init__(
+        self,
+        settings: SsdSettings,
+        budget: SsdBudget,
+        stats: StatsCounter,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` gives seconds since the epoch: ages in the index outlive the process."""
+        self.settings = settings
+        self.budget = budget
+        self.stats = stats
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._state = TierState()
+        self._last_logged: tuple[TierReason, float] | None = None
+
+    @property
+    def state(self) -> TierState:
+        """The tier's condition."""
+        return self._state
+
+    @contextmanager
+    def guarded(self) -> Iterator[Session | None]:
+        """Lend the session, None while the tier is off; a fault of the disk ends the body."""
+        session = self._session
+        try:
+            yield session
+        except TierFault as fault:
+            self._fail(session, fault)
+        except OSError as error:
+            self._fail(session, fault_from_os(error, str(self.settings.directory)))
+
+    def may_write(self) -> bool:
+        """Return whether a save may be tried: all is well, or it is time to see if it is again."""
+        if self._session is None:
+            return False
+        return self._state.writable or self.clock() >= self._state.retry_at_seconds
+
+    def proven(self) -> None:
+        """Note that a block was written: the disk is well."""
+        with self._lock:
+            if self._session is not None:
+                self._state = state_proven(self._state)
+
+    def probe(self) -> TierState:
+        """Open the directory if it is time to try; see that an open one is still there."""
+        if self._session is None:
+            if self.clock() >= self._state.retry_at_seconds:
+                self._open()
+            return self._state
+        with self.guarded() as session:
+            if session is not None:
+                with session.directory.blocks():
+                    self._see_room(session)
+        return self._state
+
+    def close(self) -> None:
+        """Leave the directory in good order, so that the next start lists nothing."""
+        with self.guarded() as session:
+            if session is not None:
+                session.close()
+        with self._lock:
+            self._session = None
+            self._state = TierState(TierReason.CLOSED, retry_at_seconds=float("inf"))
+
+    def _open(self) -> None:
+        try:
+            session = open_session(self.settings.directory, self.settings.memory_file)
+        except TierFault as fault:
+            self._fail(None, fault)
+            return
+        except OSError as error:
+            self._fail(None, fault_from_os(error, str(self.settings.directory)))
+            return
+        with self._lock:
+            self._session = session
+            recovered = self._state.failures > 0
+            self._state = state_ready(session.directory.private)
+        if session.found is not None:
+            _LOG.info("cache index put right", **_as_fields(session))
+        if recovered or not self._state.private:
+            _LOG.info("disk cache ready", note=self._state.message)
+
+    def _see_room(self, session: Session) -> None:
+        """Call a full disk well again when there is room; it must still prove it by a save."""
+        full = self._state.reason is TierReason.FULL and not self._state.writable
+        if not full or self.clock() < self._state.retry_at_seconds:
+            return
+        room = min(_ROOM_BYTES, self.budget.size_bytes)
+        if session.directory.free_bytes() >= self.budget.leave_free_bytes + room:
+            with self._lock:
+                ready = state_ready(self._state.private)
+                self._state = replace(ready, failures=self._state.failures)
+
+    def _fail(self, session: Session | None, fault: TierFault) -> None:
+        with self._lock:
+            if session is not self._session:
+                return  # a fault of a session that was replaced meanwhile
+            now = self.clock()
+            self._state = state_after_fault(self._state, fault, now)
+            if fault.reason is TierReason.BUSY:
+                return
+            lost = session is not None and fault.reason is not TierReason.FULL
+            if lost:
+                self._session = None
+        self.stats.add(faults=1)
+        if lost and session is not None:
+            with suppress(OSError):
+                session.abandon()
+        self._log(fault, now)
+
+    def _log(self, fault: TierFault, now: float) -> None:
+        last = self._last_logged
+        if last is None or last[0] is not fault.reason or now - last[1] >= _LOG_PAUSE_SECONDS:
+            self._last_logged = (fault.reason, now)
+            _LOG.warning("disk cache off", reason=str(fault.reason), problem=fault.message)
+
+
+def _as_fields(session: Session) -> dict[str, int]:
+    found = session.found
+    if found is None:
+        return {}
+    return {
+        "adopted": found.adopted,
+        "missing": found.missing,
+        "damaged": found.damaged,
+        "leftovers": found.leftovers,
+        "foreign_files": found.foreign_files,
+    }

@@ -1,0 +1,150 @@
+"""Compares the files on the disk with the index, and puts the index right.
+
+Owns the repair: rows for files that have none, no rows for files that are gone, no leftovers of
+processes that died. Called when an index is new or damaged, after an exit that was not in good
+order, and now and then by the writer; a start after a good exit lists nothing. Files of others are
+counted and never touched.
+"""
+
+import os
+import re
+import sqlite3
+from dataclasses import dataclass
+
+from node_agent.kvcache.block_file import read_block_header
+from node_agent.kvcache.block_format import BlockDamagedError
+from node_agent.kvcache.ssd_budget import disk_bytes
+from node_agent.kvcache.ssd_claims import claims
+from node_agent.kvcache.ssd_database import Database
+from node_agent.kvcache.ssd_directory import OUR_NAMES, CacheDirectory
+from node_agent.kvcache.ssd_index import SsdIndex, add_block, has_block, remove_block
+from node_agent.kvcache.ssd_owner import is_alive
+
+BLOCK_SUFFIX = ".safetensors"
+_BLOCK_NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
+_TEMPORARY_NAME = re.compile(r"tmp-([0-9a-f]{32})-[0-9]+")
+
+
+def block_name(digest: bytes) -> str:
+    """Return the file name of a block."""
+    return digest.hex() + BLOCK_SUFFIX
+
+
+def temporary_name(owner: str, number: int) -> str:
+    """Return the name of a file while it is written; it tells whose leftover it would be."""
+    return f"tmp-{owner}-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found and done."""
+
+    adopted: int = 0
+    missing: int = 0
+    damaged: int = 0
+    leftovers: int = 0
+    foreign_files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    used_at: float
+
+
+def survey(directory: CacheDirectory, database: Database) -> Survey:
+    """Make the index agree with the disk. Raises: TierFault, OSError."""
+    index = SsdIndex(database)
+    with directory.blocks() as folder:
+        known = index.digests()
+        found = _list(folder)
+        blocks = {bytes.fromhex(m[1]): x for x in found if (m := _BLOCK_NAME.fullmatch(x.name))}
+        leftovers = _remove_leftovers(directory, folder, found)
+        adopted = damaged = 0
+        unknown = sorted(blocks.keys() - known, key=lambda digest: blocks[digest].used_at)
+        for digest in unknown:
+            done = _adopt(directory, database, folder, blocks[digest])
+            adopted += done
+            damaged += not done
+        missing = _strike_missing(database, folder, known - blocks.keys())
+    foreign = _count_foreign(directory, found)
+    index.note_foreign(foreign)
+    return Survey(adopted, missing, damaged, leftovers, foreign)
+
+
+def _list(folder: int) -> tuple[_Found, ...]:
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            found.append(_Found(entry.name, status.st_mtime))
+    return tuple(found)
+
+
+def _remove_leftovers(directory: CacheDirectory, folder: int, found: tuple[_Found, ...]) -> int:
+    count = 0
+    for entry in found:
+        match = _TEMPORARY_NAME.fullmatch(entry.name)
+        if match and not is_alive(directory.owners, match[1]):
+            directory.set_aside(folder, entry.name)
+            count += 1
+    return count
+
+
+def _adopt(directory: CacheDirectory, database: Database, folder: int, entry: _Found) -> bool:
+    """Enter a file that has no row; take it away when it is no block. Return whether it is one."""
+    try:
+        header, size_bytes = read_block_header(folder, entry.name)
+    except FileNotFoundError:
+        return True
+    except BlockDamagedError:
+        directory.set_aside(folder, entry.name)
+        return False
+    if block_name(header.digest) != entry.name:
+        directory.set_aside(folder, entry.name)
+        return False
+    with database.transaction() as connection:
+        if not _is_claimed_alive(connection, directory, header.digest):
+            add_block(connection, header, disk_bytes(size_bytes), entry.used_at)
+    return True
+
+
+def _is_claimed_alive(
+    connection: sqlite3.Connection, directory: CacheDirectory, digest: bytes
+) -> bool:
+    """Return whether the row is there by now or its writer is about to enter it."""
+    if has_block(connection, digest):
+        return True
+    return any(
+        claim.digest == digest and is_alive(directory.owners, claim.owner)
+        for claim in claims(connection)
+    )
+
+
+def _strike_missing(database: Database, folder: int, digests: frozenset[bytes]) -> int:
+    count = 0
+    for digest in digests:
+        with database.transaction() as connection:
+            try:
+                os.stat(block_name(digest), dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                remove_block(connection, digest)
+                count += 1
+    return count
+
+
+def _count_foreign(directory: CacheDirectory, found: tuple[_Found, ...]) -> int:
+    inside = sum(
+        1
+        for entry in found
+        if not _BLOCK_NAME.fullmatch(entry.name) and not _TEMPORARY_NAME.fullmatch(entry.name)
+    )
+    beside = sum(
+        1
+        for path in directory.path.iterdir()
+        if path.name not in OUR_NAMES and not path.name.startswith(".")
+    )
+    return inside + beside
