@@ -7,11 +7,14 @@ decides nothing; the slot says when to ask and when to let go. Units: bytes, sec
 import asyncio
 from collections.abc import Callable
 
-from manifests.errors import Refusal, Retryable
+from manifests.errors import Code, Refusal, Retryable
 from node_agent.pool.lifecycle import AdmissionDelayed, AdmissionRefused, Admitted, Event
 from node_agent.pool.memory_side import LoadAdmission, LoadReservation
 
-_AGAIN_SECONDS = 1.0
+_FAULT_AGAIN_SECONDS = 1.0
+# A load that waits says what is free when it begins to, and again every so many refusals: each
+# change of the words is a status that somebody writes.
+_REFUSALS_PER_WORDS = 20
 
 
 class LoadClaim:
@@ -23,6 +26,7 @@ class LoadClaim:
         self._engine, self._admission, self._report = engine, admission, report
         self._asking: asyncio.Task[None] | None = None
         self._held: LoadReservation | None = None
+        self._refusals, self._words = 0, ""
 
     @property
     def held(self) -> bool:
@@ -52,17 +56,19 @@ class LoadClaim:
             )
         except Exception as fault:  # noqa: BLE001 - root of the task; the engine must not hang
             words = f"asking for memory failed: {type(fault).__name__}: {fault}"
-            self._report(AdmissionDelayed(words, _AGAIN_SECONDS))
+            self._report(AdmissionDelayed(words, _FAULT_AGAIN_SECONDS))
             return
         if not isinstance(answer, Refusal):
-            self._held = answer
+            self._held, self._refusals = answer, 0
             self._report(Admitted())
-        elif answer.retryable is Retryable.LATER:
-            again_seconds = float(answer.retry_after_seconds or _AGAIN_SECONDS)
-            self._report(AdmissionDelayed(_words(answer), again_seconds))
+            return
+        words = f"{answer.message} {answer.hint}".strip()
+        if answer.retryable is Retryable.LATER or answer.code is Code.QUEUE_FULL:
+            if self._refusals % _REFUSALS_PER_WORDS == 0:
+                self._words = words
+            self._refusals += 1
+            # The next tick puts it at the end of the line.
+            self._report(AdmissionDelayed(self._words, 0.0))
         else:
-            self._report(AdmissionRefused(_words(answer)))
-
-
-def _words(refusal: Refusal) -> str:
-    return f"{refusal.message} {refusal.hint}".strip()
+            self._refusals = 0
+            self._report(AdmissionRefused(words))
