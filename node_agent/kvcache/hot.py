@@ -42,7 +42,10 @@ class HotTier:
         """Return all blocks that a sequence could start from; for `plan_restore`."""
         digests, parents = wanted_digests(chain)
         names = {digest for digest in digests if digest in self._blocks}
-        names.update(child for parent in parents for child in self._children.get(parent, ()))
+        for parent in parents:
+            for child in self._children.get(parent, ()):
+                if self._blocks[child].header.tokens < chain.block_tokens:
+                    names.add(child)
         return tuple(
             stored(self._blocks[name].header, self._blocks[name].payload_bytes, Tier.HOT)
             for name in names

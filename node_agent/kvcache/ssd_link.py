@@ -8,7 +8,7 @@ by the store; `probe` by the writer's thread.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -128,8 +128,9 @@ class SsdLink:
             self._session = session
             recovered = self._state.failures > 0
             self._state = state_ready(session.directory.private)
-        if session.found is not None:
-            _LOG.info("cache index put right", **_as_fields(session))
+        found = asdict(session.found) if session.found is not None else {}
+        if any(found.values()):
+            _LOG.info("cache index put right", **found)
         if recovered or not self._state.private:
             _LOG.info("disk cache ready", note=self._state.message)
 
@@ -166,16 +167,3 @@ class SsdLink:
         if last is None or last[0] is not fault.reason or now - last[1] >= _LOG_PAUSE_SECONDS:
             self._last_logged = (fault.reason, now)
             _LOG.warning("disk cache off", reason=str(fault.reason), problem=fault.message)
-
-
-def _as_fields(session: Session) -> dict[str, int]:
-    found = session.found
-    if found is None:
-        return {}
-    return {
-        "adopted": found.adopted,
-        "missing": found.missing,
-        "damaged": found.damaged,
-        "leftovers": found.leftovers,
-        "foreign_files": found.foreign_files,
-    }

@@ -10,7 +10,7 @@ import os
 import uuid
 from pathlib import Path
 
-from node_agent.kvcache.block_file import FILE_MODE
+from node_agent.kvcache.block_file import FILE_MODE, make_private
 
 
 class Owner:
@@ -23,6 +23,7 @@ class Owner:
         unlocked = folder / f".{self.token}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(unlocked, flags, FILE_MODE)
+        make_private(self._descriptor, FILE_MODE)
         # Locked before it has its name: nobody ever sees it unlocked and thinks us dead.
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(self._path)

@@ -1,0 +1,186 @@
+"""The cache directory: absent, strange, damaged, or someone else's."""
+
+import json
+import os
+import shutil
+import sqlite3
+
+import pytest
+
+from node_agent.kvcache.ssd_health import TierReason
+from node_agent.kvcache.ssd_room import PutOutcome
+from tests.support.kv_blocks import block, long_chain, open_disk, same_content, wanted
+
+ONE = long_chain(4, seed=1)
+
+
+def filled(path, blocks: int = 3):
+    disk = open_disk(path)
+    for index in range(blocks):
+        assert disk.store.put(block(ONE, index)) is PutOutcome.STORED
+    return disk
+
+
+def held(disk) -> list[int]:
+    return sorted(found.index for found in disk.store.find(ONE))
+
+
+def test_blocks_survive_a_restart_and_a_good_start_lists_nothing(tmp_path, monkeypatch) -> None:
+    filled(tmp_path / "cache").link.close()
+    listed: list[str] = []
+    monkeypatch.setattr("node_agent.kvcache.ssd_session.survey", lambda *_: listed.append("survey"))
+    disk = open_disk(tmp_path / "cache")
+    assert (held(disk), listed) == ([0, 1, 2], [])
+    assert same_content(disk.store.get(wanted(ONE, 2)), block(ONE, 2))
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "zeroed", "truncated", "old"])
+def test_a_missing_or_damaged_index_is_made_again_from_the_headers(tmp_path, damage: str) -> None:
+    disk = filled(tmp_path / "cache")
+    disk.link.close()
+    index = tmp_path / "cache" / "index.db"
+    if damage == "missing":
+        index.unlink()
+    elif damage == "garbage":
+        index.write_bytes(b"<html>" * 5000)
+    elif damage == "zeroed":
+        index.write_bytes(bytes(index.stat().st_size))
+    elif damage == "truncated":
+        os.truncate(index, 4096)
+    else:
+        with sqlite3.connect(index) as connection:
+            connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    again = open_disk(tmp_path / "cache")
+    for _ in range(3):  # damage past the first page shows at the first use
+        if held(again) == [0, 1, 2]:
+            break
+        again.clock.now += 120
+        again.link.probe()
+    assert held(again) == [0, 1, 2]
+    assert same_content(again.store.get(wanted(ONE, 1)), block(ONE, 1))
+    assert again.store.figures()[0].blocks == 3
+
+
+def test_an_index_replaced_by_another_process_is_noticed(tmp_path) -> None:
+    first = filled(tmp_path / "cache")
+    (tmp_path / "cache" / "index.db").unlink()
+    second = open_disk(tmp_path / "cache")
+    assert held(second) == [0, 1, 2]
+    assert first.store.put(block(ONE, 3)) is PutOutcome.OFF
+    assert first.link.state.reason is TierReason.INDEX
+    first.clock.now += 120
+    assert first.link.probe().ready
+    assert first.store.put(block(ONE, 3)) is PutOutcome.STORED
+    assert held(second) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: None, TierReason.MISSING),
+        (lambda path: (path.parent.mkdir(), path.write_text("x")), TierReason.UNUSABLE),
+        (
+            lambda path: (path.parent.mkdir(), path.symlink_to(path.parent / "nowhere")),
+            TierReason.UNUSABLE,
+        ),
+        (
+            lambda path: (path.mkdir(parents=True), (path / "thesis.txt").write_text("x")),
+            TierReason.UNUSABLE,
+        ),
+    ],
+)
+def test_a_directory_that_cannot_be_used_turns_the_tier_off_with_a_reason(
+    tmp_path, make, reason: TierReason
+) -> None:
+    path = tmp_path / "with space ü" / "cache"
+    make(path)
+    disk = open_disk(path)
+    assert (disk.link.state.reason, disk.link.state.ready) == (reason, False)
+    assert disk.link.state.message
+    assert disk.store.put(block(ONE, 0)) is PutOutcome.OFF
+    assert disk.store.find(ONE) == ()
+    assert disk.store.get(wanted(ONE, 0)) is None
+
+
+def test_it_is_tried_again_ever_more_rarely_and_recovers_by_itself(tmp_path) -> None:
+    disk = open_disk(tmp_path / "later" / "cache")
+    waits = []
+    for _ in range(8):
+        waits.append(disk.link.state.retry_at_seconds - disk.clock.now)
+        disk.clock.now = disk.link.state.retry_at_seconds
+        disk.link.probe()
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    (tmp_path / "later").mkdir()
+    assert not disk.link.probe().ready
+    disk.clock.now += 61
+    assert disk.link.probe().ready
+
+
+def test_a_link_to_a_directory_is_followed(tmp_path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    assert open_disk(tmp_path / "cache").link.state.ready
+
+
+def test_the_mount_point_of_an_absent_volume_is_not_written_into(tmp_path) -> None:
+    volume, memory = tmp_path / "volume", tmp_path / "known.json"
+    volume.mkdir()
+    open_disk(volume, memory_file=memory).link.close()
+    open_disk(volume / "cache", memory_file=memory)
+    volume.rename(tmp_path / "unplugged")
+    volume.mkdir()
+    for path in (volume, volume / "cache"):
+        disk = open_disk(path, memory_file=memory)
+        assert disk.link.state.reason is TierReason.ABSENT
+        assert list(volume.iterdir()) == []
+    volume.rmdir()
+    (tmp_path / "unplugged").rename(volume)
+    disk.clock.now += 120
+    assert disk.link.probe().ready
+    assert len(json.loads(memory.read_text())) == 2
+
+
+def test_a_volume_that_goes_away_while_in_use_is_noticed_and_not_replaced(tmp_path) -> None:
+    memory = tmp_path / "known.json"
+    disk = open_disk(tmp_path / "cache", memory_file=memory)
+    disk.store.put(block(ONE, 0))
+    (tmp_path / "cache").rename(tmp_path / "unplugged")
+    (tmp_path / "cache").mkdir()
+    assert disk.store.put(block(ONE, 1)) is PutOutcome.OFF
+    assert disk.link.state.reason is TierReason.ABSENT
+    disk.clock.now += 120
+    assert disk.link.probe().reason is TierReason.ABSENT
+    assert list((tmp_path / "cache").iterdir()) == []
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "unplugged").rename(tmp_path / "cache")
+    disk.clock.now += 120
+    assert disk.link.probe().ready
+    assert held(disk) == [0]
+
+
+def test_a_deleted_directory_is_noticed_without_traffic(tmp_path) -> None:
+    disk = filled(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    assert disk.link.probe().reason is TierReason.ABSENT
+
+
+def test_files_of_others_are_counted_and_left_alone(tmp_path) -> None:
+    disk = filled(tmp_path / "cache")
+    for name in ("blocks/notes.txt", "holiday.jpg", "blocks/tmp-mine"):
+        (tmp_path / "cache" / name).write_text("mine")
+    disk.store.survey()
+    assert disk.store.figures()[0].foreign_files == 3
+    disk.store.wipe()
+    assert (tmp_path / "cache" / "blocks" / "notes.txt").read_text() == "mine"
+
+
+def test_a_planted_link_in_place_of_the_blocks_folder_is_not_followed(tmp_path) -> None:
+    filled(tmp_path / "cache").link.close()
+    shutil.rmtree(tmp_path / "cache" / "blocks")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "cache" / "blocks").symlink_to(tmp_path / "victim")
+    disk = open_disk(tmp_path / "cache")
+    assert not disk.link.state.ready
+    assert disk.store.put(block(ONE, 0)) is PutOutcome.OFF
+    assert list((tmp_path / "victim").iterdir()) == []
