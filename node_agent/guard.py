@@ -67,9 +67,9 @@ class Guard:
             clock=settings.clock,
         )
         self.monitor = Monitor(host, pool, arbiter, self._sampled, pace)
-        arbiter.set_room_maker(self.enforcer)
+        arbiter.room = self.enforcer
         self._publisher = Publisher(pool, arbiter, settings.clock)
-        arbiter.on_change(self._publisher.publish)
+        arbiter.changed.listen(self._publisher.publish)
         pool.on_change(self._publisher.publish)
         pool.on_memory_event(self._publisher.on_memory_event)
 

@@ -253,7 +253,7 @@ class MemoryCollector(Collector):
             name = view.want.name
             if view.pid is not None:
                 footprint.add_metric((name,), self._arbiter.engine_footprint_bytes(name))
-                learned.add_metric((name,), self._arbiter.learned(name).ratio)
+                learned.add_metric((name,), self._arbiter.lessons.of(name).ratio)
             if name in ratios:
                 greatest.add_metric((name,), ratios[name])
         yield from (footprint, greatest, learned)

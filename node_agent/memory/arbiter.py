@@ -9,7 +9,6 @@ host and writes nothing: the monitor feeds it, serving and the pool ask it. Unit
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from manifests.errors import Code, Refusal, Retryable
@@ -20,10 +19,19 @@ from node_agent.memory.advice import plan_fit
 from node_agent.memory.base import AdmissionRequest, Reservation
 from node_agent.memory.books import MemoryBooks
 from node_agent.memory.learning import scale_transient
-from node_agent.memory.line import Demand, DemandKind, LineRules, eligible
-from node_agent.memory.preflight import FitWithin, judge_load, judge_prefill
+from node_agent.memory.line import (
+    Demand,
+    DemandKind,
+    LineRules,
+    Waiter,
+    WaitingLine,
+    refuse_turn,
+)
+from node_agent.memory.preflight import judge_load, judge_prefill
 from node_agent.memory.reading import EngineUse
 from node_agent.memory.room_plan import RoomPlan
+
+_BOUNDLESS_BYTES = 1 << 62
 
 
 class RoomMaker(Protocol):
@@ -32,6 +40,22 @@ class RoomMaker(Protocol):
     def make_room(self, engine: str, need_bytes: int, headroom_bytes: int) -> RoomPlan:
         """Evict what is idle so that the demand fits later; nobody when it would not help."""
         ...
+
+
+class Bell:
+    """Calls back at once after every promise, release and change of the guards."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call this too, in the order of listening."""
+        self._callbacks.append(callback)
+
+    def ring(self) -> None:
+        """Tell everybody."""
+        for callback in self._callbacks:
+            callback()
 
 
 class HeldReservation:
@@ -45,19 +69,8 @@ class HeldReservation:
         self._arbiter.release(self._number)
 
 
-@dataclass(slots=True)
-class _Waiter:
-    demand: Demand
-    answer: "asyncio.Future[Reservation | Refusal]"
-    fit_within: FitWithin | None
-    refusal: Refusal | None = None
-    head_since: float | None = None
-    room_asked: float = field(default=float("-inf"))
-    room_comes: bool = False
-
-
 class Arbiter(MemoryBooks):
-    """Judges and reserves."""
+    """Judges and reserves. `room` unloads idle engines for a demand that would fit then."""
 
     def __init__(
         self,
@@ -72,25 +85,15 @@ class Arbiter(MemoryBooks):
         super().__init__(guard, fused=fused)
         self.enforced = enforced
         self._rules, self._clock = rules or LineRules(), clock
-        self._line: list[_Waiter] = []
-        self._numbers = 0
+        self._line = WaitingLine(self._rules, clock, self._try)
         self._paused = False
-        self._grown: dict[tuple[str, str], list[int]] = {}
-        self._room: RoomMaker | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self.room: RoomMaker | None = None
+        self.changed = Bell()
 
     @property
     def waiting(self) -> int:
         """How many demands stand in line."""
         return len(self._line)
-
-    def set_room_maker(self, room: RoomMaker) -> None:
-        """Name who unloads idle engines for a demand that would fit then."""
-        self._room = room
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Call back at once after every promise, release and change of the guards."""
-        self._listeners.append(callback)
 
     def set_guards(
         self, node_guard: MemoryGuardSpec, engine_guards: dict[str, MemoryGuardSpec]
@@ -99,14 +102,14 @@ class Arbiter(MemoryBooks):
         if (node_guard, engine_guards) == (self._node_guard, self._engine_guards):
             return
         self._node_guard, self._engine_guards = node_guard, dict(engine_guards)
-        self._serve_line()
-        self._tell()
+        self._line.serve()
+        self.changed.ring()
 
     def set_paused(self, paused: bool) -> None:
         """Hold new requests in line while anything is promised; loads and a lone request pass."""
         self._paused = paused
         if not paused:
-            self._serve_line()
+            self._line.serve()
 
     def observe(self, host: HostMemory, uses: tuple[EngineUse, ...]) -> None:
         """Take in one sample; engines missing from it are gone.
@@ -115,7 +118,7 @@ class Arbiter(MemoryBooks):
         engine included.
         """
         self._take_reading(host, uses)
-        self._serve_line()
+        self._line.serve()
 
     async def admit(
         self, request: AdmissionRequest, *, wait_seconds: float = 0.0
@@ -132,94 +135,51 @@ class Arbiter(MemoryBooks):
         need = scale_transient(
             estimate.peak_bytes,
             estimate.scores_bytes + estimate.activations_bytes,
-            self.learned(request.engine).ratio,
+            self.lessons.of(request.engine).ratio,
         )
-        demand = self._demand(DemandKind.PREFILL, request.engine, need)
-        return await self._await(
-            demand,
-            wait_seconds,
+        demand = Demand(
+            DemandKind.PREFILL,
+            request.engine,
+            need,
             lambda limit: plan_fit(request.shape, case, limit, fused=self.fused),
         )
+        return await self._await(demand, wait_seconds)
 
     async def admit_load(
         self, engine: str, need_bytes: int, *, wait_seconds: float = 0.0
     ) -> Reservation | Refusal:
         """Reserve bytes for loading a model, or say why not; release once loaded or failed."""
-        return await self._await(self._demand(DemandKind.LOAD, engine, need_bytes), wait_seconds)
+        return await self._await(Demand(DemandKind.LOAD, engine, need_bytes), wait_seconds)
 
-    def extend(self, engine: str, request_id: str, more_bytes: int) -> Refusal | None:
-        """Promise a running request more, ahead of the line: it holds memory others wait for.
-
-        The growth belongs to the row and goes with it, see `forget_rows`.
-        """
-        demand = self._demand(DemandKind.PREFILL, engine, more_bytes)
-        answer = self._judge(demand, None)
+    def admit_growth(self, engine: str, more_bytes: int) -> Reservation | Refusal:
+        """Promise a running request more, ahead of the line: it holds memory others wait for."""
+        answer = self._judge(Demand(DemandKind.PREFILL, engine, more_bytes), running=True)
         if isinstance(answer, Refusal):
             return answer
-        self._grown.setdefault((engine, request_id), []).append(answer)
-        self._tell()
-        return None
-
-    def forget_rows(self, alive: set[tuple[str, str]]) -> None:
-        """Take back what rows had been promised in addition that no engine holds any more."""
-        for key in [key for key in self._grown if key not in alive]:
-            for number in self._grown.pop(key):
-                self.release(number)
+        self.changed.ring()
+        return HeldReservation(self, answer)
 
     def release(self, number: int) -> None:
         """Take back a promise; called by its reservation."""
         if self._ledger.release(number, self._used()):
-            self._serve_line()
-            self._tell()
+            self._line.serve()
+            self.changed.ring()
 
-    def _demand(self, kind: DemandKind, engine: str, need_bytes: int) -> Demand:
-        self._numbers += 1
-        return Demand(self._numbers, kind, engine, need_bytes, self._clock())
-
-    async def _await(
-        self, demand: Demand, wait_seconds: float, fit_within: FitWithin | None = None
-    ) -> Reservation | Refusal:
-        waiter = _Waiter(demand, asyncio.get_running_loop().create_future(), fit_within)
-        refusal = self._try(waiter, may_pass=not self._line)
+    async def _await(self, demand: Demand, wait_seconds: float) -> Reservation | Refusal:
+        waiter = Waiter(demand, asyncio.get_running_loop().create_future())
+        refusal = refuse_turn() if self._line else self._try(waiter)
         if waiter.answer.done():
             return waiter.answer.result()
         if wait_seconds <= 0:
-            return refusal or _no_room(waiter)
-        if len(self._line) >= self._rules.most_waiting:
-            return _line_full(len(self._line))
-        self._line.append(waiter)
-        self._serve_line()
-        try:
-            await asyncio.wait({waiter.answer}, timeout=wait_seconds)
-        except asyncio.CancelledError:
-            _give_back(waiter)
-            raise
-        finally:
-            if waiter in self._line:
-                self._line.remove(waiter)
-                self._serve_line()
-        return waiter.answer.result() if waiter.answer.done() else _no_room(waiter)
+            return refusal or refuse_turn()
+        return await self._line.wait(waiter, wait_seconds)
 
-    def _serve_line(self) -> None:
-        """Give each waiter whose turn it is an answer, from the front, until nothing moves."""
-        before = -1
-        while self._line and len(self._line) != before:
-            before, now = len(self._line), self._clock()
-            head = self._line[0]
-            head.head_since = now if head.head_since is None else head.head_since
-            demands = [item.demand for item in self._line]
-            count = eligible(demands, head.head_since, now, self._rules)
-            for waiter in tuple(self._line[:count]):
-                if not waiter.answer.done():
-                    self._try(waiter, may_pass=True)
-            self._line = [item for item in self._line if not item.answer.done()]
-
-    def _try(self, waiter: _Waiter, *, may_pass: bool) -> Refusal | None:
+    def _try(self, waiter: Waiter) -> Refusal | None:
         """Answer a waiter if it can be answered now; what it waits for otherwise."""
-        answer = self._judge(waiter.demand, waiter.fit_within, may_pass=may_pass)
+        answer = self._judge(waiter.demand)
         if not isinstance(answer, Refusal):
             waiter.answer.set_result(HeldReservation(self, answer))
-            self._tell()
+            self.changed.ring()
             return None
         waiter.refusal = answer
         if answer.code is Code.PREFILL_MEMORY_EXCEEDED:
@@ -228,26 +188,23 @@ class Arbiter(MemoryBooks):
                 waiter.answer.set_result(answer)
         return answer
 
-    def _judge(
-        self, demand: Demand, fit_within: FitWithin | None, *, may_pass: bool = True
-    ) -> int | Refusal:
+    def _judge(self, demand: Demand, *, running: bool = False) -> int | Refusal:
         """Return the number of a new promise, or why there is none. Mutates: the ledger."""
         reading = self._reading
         if not self.enforced:
-            return self._ledger.reserve(demand.engine, 0, 1 << 62, self._used()) or 0
+            return self._ledger.reserve(demand.engine, 0, _BOUNDLESS_BYTES, self._used()) or 0
         if reading is None:
             return _no_reading()
         standing = self.standing(demand.engine, reading)
         load = demand.kind is DemandKind.LOAD
-        refusal = (
-            judge_load(demand.need_bytes, standing)
-            if load
-            else judge_prefill(demand.need_bytes, standing, fit_within)
-        )
+        if load:
+            refusal = judge_load(demand.need_bytes, standing)
+        else:
+            refusal = judge_prefill(demand.need_bytes, standing, demand.fit_within)
         if refusal is not None:
             return refusal
-        if not may_pass or (self._paused and not load and len(self._ledger)):
-            return _wait_in_line()
+        if self._paused and len(self._ledger) and not load and not running:
+            return refuse_turn()
         spare = 0 if load else standing.margin_bytes
         ceiling = standing.ceilings.hard_bytes - spare
         number = self._ledger.reserve(demand.engine, demand.need_bytes, ceiling, self._used())
@@ -255,10 +212,10 @@ class Arbiter(MemoryBooks):
             raise RuntimeError(f"ledger and preflight disagree about {demand.need_bytes} bytes")
         return number
 
-    def _ask_for_room(self, waiter: _Waiter) -> bool:
+    def _ask_for_room(self, waiter: Waiter) -> bool:
         """Have idle engines unloaded; return whether the demand will fit by that."""
         now, reading = self._clock(), self._reading
-        if self._room is None or reading is None:
+        if self.room is None or reading is None:
             return False
         if now - waiter.room_asked < self._rules.room_every_seconds:
             return waiter.room_comes
@@ -267,45 +224,9 @@ class Arbiter(MemoryBooks):
         standing = self.standing(demand.engine, reading)
         spare = standing.margin_bytes if demand.kind is DemandKind.LOAD else 0
         headroom_bytes = standing.headroom_bytes + spare
-        room = self._room.make_room(demand.engine, demand.need_bytes, headroom_bytes)
+        room = self.room.make_room(demand.engine, demand.need_bytes, headroom_bytes)
         waiter.room_comes = room.enough
         return room.enough
-
-    def _tell(self) -> None:
-        for callback in self._listeners:
-            callback()
-
-
-def _give_back(waiter: _Waiter) -> None:
-    """Undo a grant that came while its caller was being cancelled."""
-    if waiter.answer.done() and not waiter.answer.cancelled():
-        answer = waiter.answer.result()
-        if not isinstance(answer, Refusal):
-            answer.release()
-
-
-def _no_room(waiter: _Waiter) -> Refusal:
-    return waiter.refusal or _wait_in_line()
-
-
-def _wait_in_line() -> Refusal:
-    return Refusal(
-        Code.QUEUE_FULL,
-        "Other requests wait for this node's memory.",
-        Retryable.LATER,
-        hint="Try again shortly.",
-        retry_after_seconds=1,
-    )
-
-
-def _line_full(waiting: int) -> Refusal:
-    return Refusal(
-        Code.QUEUE_FULL,
-        f"{waiting} requests already wait for this node's memory.",
-        Retryable.ELSEWHERE,
-        hint="Try again shortly, or another node.",
-        retry_after_seconds=2,
-    )
 
 
 def _no_reading() -> Refusal:

@@ -12,7 +12,7 @@ from manifests.node import Ceilings, PressureLevel
 from node_agent.host.base import HostMemory
 from node_agent.memory.advice import plan_knobs
 from node_agent.memory.budget import EngineStanding
-from node_agent.memory.learning import Learned, learn
+from node_agent.memory.learning import Lessons
 from node_agent.memory.ledger import Ledger
 from node_agent.memory.limits import (
     Watermarks,
@@ -52,7 +52,7 @@ class MemoryBooks:
         self._engine_guards: Mapping[str, MemoryGuardSpec] = {}
         self._ledger = Ledger()
         self._reading: MemoryReading | None = None
-        self._learned: dict[str, Learned] = {}
+        self.lessons = Lessons()
 
     @property
     def node_guard(self) -> MemoryGuardSpec:
@@ -109,14 +109,6 @@ class MemoryBooks:
         limit = self._engine_guards.get(engine, self._node_guard).wired_limit
         return 0 if limit is None else limit.bytes
 
-    def learned(self, engine: str) -> Learned:
-        """Return what an engine's prefills have taught."""
-        return self._learned.get(engine, Learned())
-
-    def note_chunk(self, engine: str, predicted_bytes: int, actual_bytes: int) -> None:
-        """Take in one measured prefill chunk. Mutates: what is learned of the engine."""
-        self._learned[engine] = learn(self.learned(engine), predicted_bytes, actual_bytes)
-
     def engine_standings(self) -> dict[str, EngineStanding]:
         """Return each measured engine's part of the node's memory."""
         reading = self._reading
@@ -152,8 +144,7 @@ class MemoryBooks:
     def _take_reading(self, host: HostMemory, uses: tuple[EngineUse, ...]) -> None:
         """Take in one sample. Mutates: the reading; what was learned of engines that are gone."""
         self._reading = next_reading(self._reading, host, uses)
-        names = {use.engine for use in uses}
-        self._learned = {name: it for name, it in self._learned.items() if name in names}
+        self.lessons.retain({use.engine for use in uses})
 
     def _used(self) -> dict[str, int]:
         reading = self._reading

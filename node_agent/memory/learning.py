@@ -1,8 +1,10 @@
 """What an engine's prefills really took beside the prediction, and what is learned from it.
 
-Pure. The arbiter keeps one `Learned` an engine and scales later admissions by it. Units: bytes.
+`learn` is pure; `Lessons` keeps one `Learned` an engine, by which the arbiter scales later
+admissions. Units: bytes.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 EWMA_WEIGHT = 0.3
@@ -48,3 +50,22 @@ def learn(before: Learned, predicted_bytes: int, actual_bytes: int) -> Learned:
 def scale_transient(peak_bytes: int, transient_bytes: int, ratio: float) -> int:
     """Return a request's need with its transient scaled; what is held is exact and is not."""
     return peak_bytes + int(transient_bytes * (ratio - 1.0))
+
+
+class Lessons:
+    """What each engine's prefills have taught."""
+
+    def __init__(self) -> None:
+        self._learned: dict[str, Learned] = {}
+
+    def of(self, engine: str) -> Learned:
+        """Return what is known of an engine; nothing yet means a ratio of 1."""
+        return self._learned.get(engine, Learned())
+
+    def note(self, engine: str, predicted_bytes: int, actual_bytes: int) -> None:
+        """Take in one measured chunk."""
+        self._learned[engine] = learn(self.of(engine), predicted_bytes, actual_bytes)
+
+    def retain(self, engines: AbstractSet[str]) -> None:
+        """Forget engines that are gone."""
+        self._learned = {name: it for name, it in self._learned.items() if name in engines}

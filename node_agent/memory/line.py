@@ -1,12 +1,17 @@
 """The line for memory: who waits, who may go next, and who may slip past.
 
-Pure values and decisions; the arbiter owns the one line of a node and wakes its waiters. Units:
-bytes, seconds of the agent's monotonic clock.
+Owns the order and the waiting; whether a demand fits is the arbiter's to say. Units: bytes,
+seconds of the agent's monotonic clock.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from manifests.errors import Code, Refusal, Retryable
+from node_agent.memory.base import Reservation
+from node_agent.memory.preflight import FitWithin
 
 
 class DemandKind(StrEnum):
@@ -32,17 +37,106 @@ class LineRules:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One request's or load's need. `number` orders the line and is never used twice."""
+    """One request's or load's need; `fit_within` tells how long a prompt a limit would take."""
 
-    number: int
     kind: DemandKind
     engine: str
     need_bytes: int
-    since: float
+    fit_within: FitWithin | None = None
 
 
-def eligible(line: Sequence[Demand], head_since: float, now: float, rules: LineRules) -> int:
-    """Return how many demands from the front may be tried now; 1 once the head is impatient."""
-    if not line:
-        return 0
-    return len(line) if now - head_since < rules.pass_seconds else 1
+@dataclass(slots=True)
+class Waiter:
+    """A demand and whom to answer; `refusal` is why it was not served yet.
+
+    `room_asked` is when idle engines were last asked to make room for it, `room_comes` whether
+    that will be enough.
+    """
+
+    demand: Demand
+    answer: "asyncio.Future[Reservation | Refusal]"
+    refusal: Refusal | None = None
+    head_since: float | None = None
+    room_asked: float = field(default=float("-inf"))
+    room_comes: bool = False
+
+
+def eligible(line: Sequence[Waiter], now: float, rules: LineRules) -> int:
+    """Return how many from the front may be tried now; 1 once the head is impatient. Pure."""
+    if not line or line[0].head_since is None:
+        return len(line)
+    return len(line) if now - line[0].head_since < rules.pass_seconds else 1
+
+
+class WaitingLine:
+    """The one line of a node. `attempt` answers a waiter's future if it can be answered now."""
+
+    def __init__(
+        self, rules: LineRules, clock: Callable[[], float], attempt: Callable[[Waiter], object]
+    ) -> None:
+        self._rules, self._clock, self._attempt = rules, clock, attempt
+        self._waiters: list[Waiter] = []
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def serve(self) -> None:
+        """Give each waiter whose turn it is a try, from the front, until nothing moves."""
+        before = -1
+        while self._waiters and len(self._waiters) != before:
+            before, now = len(self._waiters), self._clock()
+            head = self._waiters[0]
+            head.head_since = now if head.head_since is None else head.head_since
+            for waiter in self._waiters[: eligible(self._waiters, now, self._rules)]:
+                if not waiter.answer.done():
+                    self._attempt(waiter)
+            self._waiters = [item for item in self._waiters if not item.answer.done()]
+
+    async def wait(self, waiter: Waiter, seconds: float) -> Reservation | Refusal:
+        """Stand in line for an answer; a cancelled caller leaves it and holds nothing."""
+        if len(self._waiters) >= self._rules.most_waiting:
+            return refuse_full(len(self._waiters))
+        self._waiters.append(waiter)
+        self.serve()
+        try:
+            await asyncio.wait({waiter.answer}, timeout=seconds)
+        except asyncio.CancelledError:
+            _give_back(waiter)
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self.serve()
+        if waiter.answer.done():
+            return waiter.answer.result()
+        return waiter.refusal or refuse_turn()
+
+
+def refuse_turn() -> Refusal:
+    """Return the refusal of a demand that others stand before."""
+    return Refusal(
+        Code.QUEUE_FULL,
+        "Other requests wait for this node's memory.",
+        Retryable.LATER,
+        hint="Try again shortly.",
+        retry_after_seconds=1,
+    )
+
+
+def refuse_full(waiting: int) -> Refusal:
+    """Return the refusal of a line that holds all it may."""
+    return Refusal(
+        Code.QUEUE_FULL,
+        f"{waiting} requests already wait for this node's memory.",
+        Retryable.ELSEWHERE,
+        hint="Try again shortly, or another node.",
+        retry_after_seconds=2,
+    )
+
+
+def _give_back(waiter: Waiter) -> None:
+    """Undo a grant that came while its caller was being cancelled."""
+    if waiter.answer.done() and not waiter.answer.cancelled():
+        answer = waiter.answer.result()
+        if not isinstance(answer, Refusal):
+            answer.release()

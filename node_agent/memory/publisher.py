@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from manifests.errors import Refusal
 from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
 from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.base import Reservation
 from node_agent.memory.budget import Turns, plan_limits, plan_turns
 from node_agent.pool.base import EngineView
 
@@ -38,13 +40,12 @@ class Publisher:
         self._pool, self._arbiter, self._clock = pool, arbiter, clock
         self._turns = Turns()
         self._sent: dict[tuple[str, int], Limits] = {}
+        self._grown: dict[tuple[str, str], list[Reservation]] = {}
 
     def publish(self) -> None:
         """Send each running engine its limits if they changed. Mutates: whose turn it is."""
         views = [view for view in self._pool.views() if view.pid is not None]
-        self._arbiter.forget_rows(
-            {(view.want.name, row.request_id) for view in views for row in view.rows}
-        )
+        self._give_back_growth(views)
         for view, limits in zip(views, self._plan(views), strict=True):
             key = (view.want.name, view.pid or 0)
             if self._sent.get(key) != limits and self._pool.send(view.want.name, limits):
@@ -55,22 +56,30 @@ class Publisher:
     def on_memory_event(self, engine: str, event: ChunkMeasured | Ask) -> None:
         """Learn from a measured chunk, or answer an engine that needs more for a row."""
         if isinstance(event, ChunkMeasured):
-            self._arbiter.note_chunk(engine, event.predicted_bytes, event.actual_bytes)
+            self._arbiter.lessons.note(engine, event.predicted_bytes, event.actual_bytes)
             return
-        refusal = self._arbiter.extend(engine, event.request_id, event.more_bytes)
-        if refusal is None:
-            # The new budget is on its way already: the arbiter told of the promise.
-            self._pool.send(engine, Answer(request_id=event.request_id, granted=True))
+        answer = self._arbiter.admit_growth(engine, event.more_bytes)
+        if isinstance(answer, Refusal):
+            self._pool.send(
+                engine,
+                Answer(
+                    request_id=event.request_id,
+                    granted=False,
+                    retryable=answer.retryable.value,
+                    message=answer.message,
+                ),
+            )
             return
-        self._pool.send(
-            engine,
-            Answer(
-                request_id=event.request_id,
-                granted=False,
-                retryable=refusal.retryable.value,
-                message=refusal.message,
-            ),
-        )
+        self._grown.setdefault((engine, event.request_id), []).append(answer)
+        # The new budget is on its way already: the arbiter told of the promise.
+        self._pool.send(engine, Answer(request_id=event.request_id, granted=True))
+
+    def _give_back_growth(self, views: Sequence[EngineView]) -> None:
+        """Release what rows were promised in addition once no engine holds them any more."""
+        alive = {(view.want.name, row.request_id) for view in views for row in view.rows}
+        for key in [key for key in self._grown if key not in alive]:
+            for held in self._grown.pop(key):
+                held.release()
 
     def _plan(self, views: Sequence[EngineView]) -> list[Limits]:
         if not self._arbiter.enforced:

@@ -34,7 +34,7 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         # The room is the machine's; what the weights will take is not in it yet.
         weights = view.files.weights_bytes
         now_bytes, ever_bytes = max(0, now_bytes - weights), max(0, ever_bytes - weights)
-    ratio = arbiter.learned(name).ratio
+    ratio = arbiter.lessons.of(name).ratio
     now_tokens, ever_tokens = (
         min(context, find_fitting_tokens(shape, room, max(1, chunk), arbiter.fused, ratio))
         for room in (now_bytes, ever_bytes)

@@ -136,10 +136,12 @@ class ArbiterMachine(RuleBasedStateMachine):
         assert self.arbiter.state().headroom_bytes < gib * GIB
 
     def teardown(self) -> None:
-        for number, (_, _, task) in list(self.waiting.items()):
+        while self.waiting:
+            # One that leaves may let another in, which then holds memory.
+            _, (_, _, task) = self.waiting.popitem()
             task.cancel()
             self.run(asyncio.gather(task, return_exceptions=True))
-            del self.waiting[number]
+            self.settle()
         for _, _, _, held in self.held.values():
             held.release()
         assert self.arbiter.state().reserved_bytes == 0

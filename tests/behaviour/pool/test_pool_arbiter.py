@@ -54,7 +54,7 @@ class Machine:
         script = script or Script(active_bytes=HELD_BYTES)
         self.pool = make_pool(script, PATIENT, SLOW_EXITS, self.clock, memory)
         hooks = EnforcerHooks(clock=self.clock)
-        self.arbiter.set_room_maker(Enforcer(self.pool, self.arbiter, hooks))
+        self.arbiter.room = Enforcer(self.pool, self.arbiter, hooks)
         self.pool.on_change(self.observe)
 
     def clock(self) -> float:

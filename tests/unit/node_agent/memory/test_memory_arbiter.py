@@ -142,11 +142,11 @@ async def test_what_prefills_really_took_raises_later_requests_and_fades() -> No
     arbiter = arbiter_with(engine("a", 1))
     granted(await arbiter.admit(ask("a"))).release()
     plain = await reserved(arbiter)
-    arbiter.note_chunk("a", 100 * MIB, 150 * MIB)
+    arbiter.lessons.note("a", 100 * MIB, 150 * MIB)
     raised = await reserved(arbiter)
     assert raised > plain
     for _ in range(200):
-        arbiter.note_chunk("a", 100 * MIB, 90 * MIB)
+        arbiter.lessons.note("a", 100 * MIB, 90 * MIB)
     assert await reserved(arbiter) == plain
 
 
@@ -230,7 +230,7 @@ async def test_the_line_is_bounded_and_a_wait_has_an_end() -> None:
 async def test_idle_engines_make_room_before_anyone_is_refused() -> None:
     arbiter = arbiter_with(engine("a", 1), engine("idle", 14))
     rooms = Rooms(enough=True)
-    arbiter.set_room_maker(rooms)
+    arbiter.room = rooms
     task = asyncio.create_task(arbiter.admit(ask("a", 800_000, 1), wait_seconds=60))
     await asyncio.sleep(0)
     assert rooms.asked
@@ -242,7 +242,7 @@ async def test_idle_engines_make_room_before_anyone_is_refused() -> None:
 
 async def test_what_other_models_keep_out_for_good_is_refused_at_once() -> None:
     arbiter = arbiter_with(engine("a", 1), engine("busy", 14))
-    arbiter.set_room_maker(Rooms(enough=False))
+    arbiter.room = Rooms(enough=False)
     answer = refused(await arbiter.admit(ask("a", 800_000, 1), wait_seconds=60))
     assert answer.retryable is Retryable.ELSEWHERE
 
@@ -275,16 +275,15 @@ async def test_an_edited_guard_serves_the_line_at_once() -> None:
     granted(await waiting)
 
 
-async def test_a_running_request_grows_ahead_of_the_line_and_gives_back_with_its_row() -> None:
+async def test_a_running_request_grows_ahead_of_the_line() -> None:
     arbiter = arbiter_with(engine("a", 1))
-    assert arbiter.extend("a", "row", GIB) is None
-    assert arbiter.state().reserved_bytes == GIB
-    refusal = arbiter.extend("a", "row", 100 * GIB)
-    assert refusal is not None
-    arbiter.forget_rows({("a", "row")})
-    assert arbiter.state().reserved_bytes == GIB
-    arbiter.forget_rows(set())
-    assert arbiter.state().reserved_bytes == 0
+    granted(await load(arbiter, "b", 14))
+    await in_line(arbiter, "c", 2)
+    grown = granted(arbiter.admit_growth("a", GIB // 2))
+    assert arbiter.state().reserved_bytes == 14 * GIB + GIB // 2
+    refused(arbiter.admit_growth("a", 100 * GIB))
+    grown.release()
+    assert arbiter.state().reserved_bytes == 14 * GIB
 
 
 async def test_without_enforcement_everything_is_granted() -> None:

@@ -64,7 +64,7 @@ async def test_what_fits_now_is_admitted_and_one_token_more_is_not(
 ) -> None:
     arbiter, view = node(room)
     if predicted is not None:
-        arbiter.note_chunk("tiny-0", predicted, 2 * predicted)
+        arbiter.lessons.note("tiny-0", predicted, 2 * predicted)
     fits = observe_figures(arbiter, view).tokens_fit_now
     refused = await arbiter.admit(ask(arbiter, view, fits + 1))
     assert isinstance(refused, Refusal)
@@ -86,6 +86,6 @@ async def test_what_fits_ever_is_more_than_now_while_other_apps_hold_memory() ->
 async def test_a_lesson_makes_fewer_tokens_fit() -> None:
     arbiter, view = node(17 * MIB)
     before = observe_figures(arbiter, view).tokens_fit_now
-    arbiter.note_chunk("tiny-0", 2 * MIB, 5 * MIB)
+    arbiter.lessons.note("tiny-0", 2 * MIB, 5 * MIB)
     assert observe_figures(arbiter, view).tokens_fit_now < before
     assert observe_figures(arbiter, replace(view, files=None)).tokens_fit_now == 0
