@@ -258,10 +258,20 @@ class ScriptedAdmission:
     asked: list[AdmissionRequest] = field(default_factory=list)
     held: set[CountedReservation] = field(default_factory=set)
 
-    def admit(self, request: AdmissionRequest) -> CountedReservation | Refusal:
+    async def admit(
+        self, request: AdmissionRequest, *, wait_seconds: float = 0.0
+    ) -> CountedReservation | Refusal:
+        del wait_seconds
         self.asked.append(request)
-        if self.refusal is not None:
-            return self.refusal
+        return self._reserve() if self.refusal is None else self.refusal
+
+    async def admit_load(
+        self, engine: str, need_bytes: int, *, wait_seconds: float = 0.0
+    ) -> CountedReservation | Refusal:
+        del engine, need_bytes, wait_seconds
+        return self._reserve() if self.refusal is None else self.refusal
+
+    def _reserve(self) -> CountedReservation:
         reservation = CountedReservation(self.held)
         self.held.add(reservation)
         return reservation
