@@ -90,6 +90,7 @@ class NodeInfo(Reported):
     mlx_version: str = ""
     boot_id: str = ""
     simulated: bool = False
+    fused: bool = Field(default=False, description="engines have Metal's fused attention")
 
 
 class NodeStatus(Reported):

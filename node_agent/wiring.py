@@ -90,6 +90,7 @@ def describe_node(settings: AgentSettings, info: HostInfo, identity: str, port: 
             mlx_version=_version_of("mlx"),
             boot_id=info.boot_id,
             simulated=info.simulated,
+            fused=info.os == "darwin",
         ),
         labels=settings.labels,
     )
@@ -109,7 +110,7 @@ def build_agent(
     info = host.info()
     port = int(sock.getsockname()[1])
     facts = describe_node(settings, info, load_identity(data.path, info.machine_id), port)
-    arbiter = Arbiter(settings.guard, fused=info.os == "darwin", enforced=settings.enforced)
+    arbiter = Arbiter(settings.guard, fused=facts.info.fused, enforced=settings.enforced)
     sources, registry, texts = Sources(), CollectorRegistry(), TokenizerPool()
     metrics = GuardMetrics(registry)
     admission = CountedAdmission(arbiter, metrics)

@@ -42,7 +42,7 @@ def check_node(request: PlacementRequest, fleet: FleetView, node: NodeView) -> C
         return _no(node, Reason.SOURCE_UNKNOWN, f"{node.name} was not asked about the source yet")
     if isinstance(found, SourceFault):
         return _no(node, found.reason, found.message)
-    need = estimate_need(found, request.context, request.prefill)
+    need = estimate_need(found, request.context, request.prefill, fused=node.fused)
     available = available_bytes(fleet, node)
     short = max(0, need.needed_bytes - available)
     ceilings = node.ceilings

@@ -19,7 +19,8 @@ DEFAULT_CHUNK_TOKENS = 512
 class NodeView:
     """One machine. `ready` takes its lease into account.
 
-    `lost` means silent for so long that its engines are to be replaced elsewhere.
+    `lost` means silent for so long that its engines are to be replaced elsewhere; `fused` that its
+    engines have fused attention, whose prompts take less scratch.
     """
 
     name: str
@@ -32,6 +33,7 @@ class NodeView:
     instance: str = ""
     why_not_ready: str = ""
     lost: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,10 @@ def context_tokens(inspection: Inspection, context: Context) -> int:
     return min(limit for limit in limits if limit)
 
 
-def estimate_need(inspection: Inspection, context: Context, prefill: Prefill) -> Need:
-    """Return what a copy needs to hold its weights and its minimum context."""
+def estimate_need(
+    inspection: Inspection, context: Context, prefill: Prefill, *, fused: bool = False
+) -> Need:
+    """Return what a copy needs to hold its weights and its minimum context on such a node."""
     tokens = context_tokens(inspection, context)
     chunk_tokens = min(prefill.chunk_tokens or DEFAULT_CHUNK_TOKENS, tokens)
     estimate = estimate_engine(
@@ -131,6 +135,7 @@ def estimate_need(inspection: Inspection, context: Context, prefill: Prefill) ->
         inspection.weights_bytes,
         context_tokens=tokens,
         chunk_tokens=chunk_tokens,
+        fused=fused,
     )
     return Need(
         weights_bytes=estimate.weights_bytes,

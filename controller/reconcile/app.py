@@ -178,6 +178,7 @@ def _coarse(view: NodeView) -> NodeView:
         ceilings=ceilings,
         address=view.address,
         instance=view.instance,
+        fused=view.fused,
     )
 
 

@@ -120,15 +120,21 @@ class FleetObserver:
 
     def fleet(self) -> FleetView:
         """Return the whole fleet as placement sees it."""
-        shapes = self.inspector.shapes
+        shapes, nodes = self.inspector.shapes, self.node_views()
+        fused = {node.name for node in nodes if node.fused}
         return FleetView(
-            nodes=self.node_views(),
+            nodes=nodes,
             engines=tuple(
                 PlacedEngine(
                     str(engine.metadata.name),
                     engine.spec.model,
                     engine.spec.node,
-                    needed_bytes(engine, shapes, self.model(engine.spec.model)),
+                    needed_bytes(
+                        engine,
+                        shapes,
+                        self.model(engine.spec.model),
+                        fused=engine.spec.node in fused,
+                    ),
                 )
                 for engine in self.engines()
                 if not is_released(engine)
@@ -152,6 +158,7 @@ def observe_node(node: Node, health: NodeHealth) -> NodeView:
         instance=node.status.instance,
         why_not_ready=why,
         lost=health is NodeHealth.LOST,
+        fused=node.status.info.fused,
     )
 
 
@@ -206,14 +213,17 @@ def placement_request(model: Model) -> PlacementRequest:
     )
 
 
-def needed_bytes(engine: Engine, shapes: Mapping[str, Inspection], model: Model | None) -> int:
+def needed_bytes(
+    engine: Engine, shapes: Mapping[str, Inspection], model: Model | None, *, fused: bool = False
+) -> int:
     """Return what a bound engine needs, from the best that is known of its weights.
 
     An estimate from the files first; else what the engine, or its model, once reported.
     """
     known = shapes.get(engine.spec.source.text)
     if known is not None:
-        return estimate_need(known, engine.spec.context, engine.spec.prefill).needed_bytes
+        spec = engine.spec
+        return estimate_need(known, spec.context, spec.prefill, fused=fused).needed_bytes
     status = engine.status
     if status.weights_bytes:
         context_bytes = status.kv_bytes_per_token * engine.spec.context.min_tokens

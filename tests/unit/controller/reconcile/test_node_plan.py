@@ -7,7 +7,7 @@ from controller.reconcile.node_plan import NodeNews, plan_node, plan_releases
 from controller.reconcile.observe import observe_node
 from manifests.engine import ENGINE_FINALIZER, Engine
 from manifests.meta import ConditionStatus, find_condition
-from manifests.node import Node
+from manifests.node import Node, NodeInfo
 from manifests.scheme import parse_object
 
 NOW = "2026-01-02T03:04:05Z"
@@ -88,6 +88,13 @@ def test_after_a_controller_restart_a_dead_node_is_not_taken_for_alive() -> None
     assert observe_node(unknown, NodeHealth.FRESH).ready
     assert observe_node(a_node(), NodeHealth.UNPROVEN).ready
     assert not observe_node(a_node(), NodeHealth.EXPIRED).ready
+
+
+def test_placement_hears_from_the_node_whether_its_engines_are_fused() -> None:
+    node = a_node()
+    told = node.status.model_copy(update={"info": NodeInfo(fused=True)})
+    assert not observe_node(node, NodeHealth.FRESH).fused
+    assert observe_node(node.model_copy(update={"status": told}), NodeHealth.FRESH).fused
 
 
 def test_engines_being_deleted_on_a_lost_node_are_let_go_of() -> None:
