@@ -8,11 +8,11 @@ which carries the uncorrected prediction.
 from dataclasses import dataclass
 
 from manifests.estimate import (
-    CACHE_STEP_TOKENS,
     FLOAT_BYTES,
     LOGITS_COPIES,
     ModelShape,
     PrefillCase,
+    estimate_chunk,
     estimate_kv_bytes,
     estimate_prefill,
 )
@@ -37,33 +37,24 @@ class Forecast:
 
     def chunk_bytes(self, held_tokens: int, chunk_tokens: int) -> int:
         """Return what a chunk adds over what is held: its KV, and what comes and goes."""
-        return self._rest_bytes(held_tokens, held_tokens + chunk_tokens, chunk_tokens)
+        return estimate_chunk(
+            self.shape, held_tokens=held_tokens, chunk_tokens=chunk_tokens, fused=self.fused
+        )
 
     def finish_bytes(self, held_tokens: int, total_tokens: int, chunk_tokens: int) -> int:
         """Return what feeding the rest of a prompt adds, at its worst moment."""
-        return self._rest_bytes(held_tokens, total_tokens, chunk_tokens)
+        case = PrefillCase(
+            prompt_tokens=total_tokens, cached_tokens=held_tokens, chunk_tokens=chunk_tokens
+        )
+        held_bytes = estimate_kv_bytes(self.shape, held_tokens, chunk_tokens=0)
+        peak_bytes = estimate_prefill(self.shape, case, fused=self.fused).peak_bytes
+        next_bytes = self.chunk_bytes(held_tokens, min(chunk_tokens, total_tokens - held_tokens))
+        return max(next_bytes, peak_bytes - (held_bytes if held_tokens else 0))
 
     def join_bytes(self, cost: JoinCost) -> int:
         """Return what a row's last token takes: its place in the batch, and the logits."""
         logits_bytes = cost.rows * self.shape.vocab_size * LOGITS_COPIES * FLOAT_BYTES
         return cost.added_bytes + cost.copied_bytes + logits_bytes
-
-    def _rest_bytes(self, held_tokens: int, end_tokens: int, chunk_tokens: int) -> int:
-        case = PrefillCase(
-            prompt_tokens=end_tokens, cached_tokens=held_tokens, chunk_tokens=chunk_tokens
-        )
-        parts = estimate_prefill(self.shape, case, fused=self.fused)
-        kv_bytes = self._kv_bytes(end_tokens, chunk_tokens)
-        if held_tokens:
-            kv_bytes = max(0, kv_bytes - self._kv_bytes(held_tokens, chunk_tokens))
-        return kv_bytes + parts.scores_bytes + parts.activations_bytes + parts.growth_bytes
-
-    def _kv_bytes(self, tokens: int, chunk_tokens: int) -> int:
-        # Chunks are cut so that buffers stay at whole steps, whatever their own length.
-        width = min(CACHE_STEP_TOKENS, 1 << (chunk_tokens - 1).bit_length())
-        if chunk_tokens > CACHE_STEP_TOKENS:
-            width = -(-chunk_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
-        return estimate_kv_bytes(self.shape, tokens, chunk_tokens=width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,10 @@ class HighWater:
             maxlen=WINDOW_STEPS,
         )
 
+    def forget(self) -> None:
+        """Nothing runs any more, so what was held then says nothing about what comes."""
+        self._recent.clear()
+
     def over(self, now: MemoryGauges) -> int:
         """Return the high-water mark, the present included. Units: bytes."""
         return max(one.active_bytes + one.cache_bytes for one in (now, *self._recent))

@@ -108,6 +108,15 @@ class Gatekeeper:
         self._memory.clear()
         self._high_water.forget_cache()
 
+    def rest(self) -> None:
+        """Nothing runs any more: give freed buffers back and start readings afresh.
+
+        Mutates: MLX's cache.
+        """
+        self._memory.clear()
+        self._high_water.forget()
+        self.over_budget_bytes = 0
+
     def judge_chunk(
         self, tries: Tries, *, held_tokens: int, total_tokens: int, wanted_tokens: int, alone: bool
     ) -> Decision:

@@ -135,7 +135,7 @@ class Scheduler:
         for requeued in reversed(fed.requeued):
             self._waiting.requeue(requeued.command, requeued.tries)
         if not self._by_id:
-            self._memory.clear()
+            self._gatekeeper.rest()
         return events
 
     def fail_all(self, code: Code, message: str, retryable: Retryable) -> list[Event]:
@@ -186,7 +186,7 @@ class Scheduler:
         self._runner.remove(row.uid)
         self._forget(row)
         if not self._by_id:
-            self._memory.clear()
+            self._gatekeeper.rest()
         return row
 
     def _forget(self, row: Row) -> None:

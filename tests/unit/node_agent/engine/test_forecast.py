@@ -25,7 +25,7 @@ def test_only_the_chunk_that_crosses_a_step_pays_for_the_step():
 
 
 def test_the_rest_of_a_prompt_costs_at_least_its_next_chunk_and_all_of_its_kv():
-    assert FORECAST.finish_bytes(256, 320, 64) == FORECAST.chunk_bytes(256, 64)
+    assert FORECAST.finish_bytes(256, 320, 64) >= FORECAST.chunk_bytes(256, 64)
     assert FORECAST.finish_bytes(256, 4096, 64) > (4096 - 256) * 64
     assert FORECAST.finish_bytes(0, 4096, 256) > FORECAST.finish_bytes(0, 4096, 16)
 
