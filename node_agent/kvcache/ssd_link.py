@@ -5,6 +5,7 @@ an exception: the tier goes off with a reason, one line is logged, and `probe` t
 by the store; `probe` by the writer's thread.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -150,6 +151,7 @@ class SsdLink:
             if session is not self._session:
                 return  # a fault of a session that was replaced meanwhile
             now = self.clock()
+            fault = _sharpened(fault, self.settings.directory)
             self._state = state_after_fault(self._state, fault, now)
             if fault.reason is TierReason.BUSY:
                 return
@@ -167,3 +169,18 @@ class SsdLink:
         if last is None or last[0] is not fault.reason or now - last[1] >= _LOG_PAUSE_SECONDS:
             self._last_logged = (fault.reason, now)
             _LOG.warning("disk cache off", reason=str(fault.reason), problem=fault.message)
+
+
+def _sharpened(fault: TierFault, path: Path) -> TierFault:
+    """Say why there was a disk error, where the file system tells; SQLite does not."""
+    if fault.reason is not TierReason.IO_ERROR:
+        return fault
+    try:
+        read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    except FileNotFoundError:
+        return TierFault(TierReason.ABSENT, f"{path} is gone; {fault.message}")
+    except OSError:
+        return fault
+    if read_only:
+        return TierFault(TierReason.READ_ONLY, f"{path} is read-only; {fault.message}")
+    return fault

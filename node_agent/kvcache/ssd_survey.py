@@ -9,8 +9,10 @@ counted and never touched.
 import os
 import re
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from node_agent.kvcache.block import BlockHeader
 from node_agent.kvcache.block_file import read_block_header
 from node_agent.kvcache.block_format import BlockDamagedError
 from node_agent.kvcache.ssd_budget import disk_bytes
@@ -20,6 +22,7 @@ from node_agent.kvcache.ssd_directory import OUR_NAMES, CacheDirectory
 from node_agent.kvcache.ssd_index import SsdIndex, add_block, has_block, remove_block
 from node_agent.kvcache.ssd_owner import is_alive
 
+_BATCH = 100
 BLOCK_SUFFIX = ".safetensors"
 _BLOCK_NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
 _TEMPORARY_NAME = re.compile(r"tmp-([0-9a-f]{32})-[0-9]+")
@@ -62,10 +65,10 @@ def survey(directory: CacheDirectory, database: Database) -> Survey:
         leftovers = _remove_leftovers(directory, folder, found)
         adopted = damaged = 0
         unknown = sorted(blocks.keys() - known, key=lambda digest: blocks[digest].used_at)
-        for digest in unknown:
-            done = _adopt(directory, database, folder, blocks[digest])
-            adopted += done
-            damaged += not done
+        for batch in _batches(unknown):
+            taken, refused = _adopt(directory, database, folder, [blocks[x] for x in batch])
+            adopted += taken
+            damaged += refused
         missing = _strike_missing(database, folder, known - blocks.keys())
     foreign = _count_foreign(directory, found)
     index.note_foreign(foreign)
@@ -94,22 +97,34 @@ def _remove_leftovers(directory: CacheDirectory, folder: int, found: tuple[_Foun
     return count
 
 
-def _adopt(directory: CacheDirectory, database: Database, folder: int, entry: _Found) -> bool:
-    """Enter a file that has no row; take it away when it is no block. Return whether it is one."""
-    try:
-        header, size_bytes = read_block_header(folder, entry.name)
-    except FileNotFoundError:
-        return True
-    except BlockDamagedError:
-        directory.set_aside(folder, entry.name)
-        return False
-    if block_name(header.digest) != entry.name:
-        directory.set_aside(folder, entry.name)
-        return False
+def _adopt(
+    directory: CacheDirectory, database: Database, folder: int, entries: list[_Found]
+) -> tuple[int, int]:
+    """Enter files that have no row, the oldest first; take away those that are no blocks.
+
+    Return how many were entered and how many taken away.
+    """
+    headers = [(entry, _header_of(directory, folder, entry.name)) for entry in entries]
+    found = [(entry, header) for entry, header in headers if header is not None]
     with database.transaction() as connection:
-        if not _is_claimed_alive(connection, directory, header.digest):
-            add_block(connection, header, disk_bytes(size_bytes), entry.used_at)
-    return True
+        for entry, (header, size_bytes) in found:
+            if not _is_claimed_alive(connection, directory, header.digest):
+                add_block(connection, header, disk_bytes(size_bytes), entry.used_at)
+    return len(found), len(headers) - len(found)
+
+
+def _header_of(directory: CacheDirectory, folder: int, name: str) -> tuple[BlockHeader, int] | None:
+    try:
+        header, size_bytes = read_block_header(folder, name)
+    except FileNotFoundError:
+        return None
+    except BlockDamagedError:
+        directory.set_aside(folder, name)
+        return None
+    if block_name(header.digest) != name:
+        directory.set_aside(folder, name)
+        return None
+    return header, size_bytes
 
 
 def _is_claimed_alive(
@@ -126,14 +141,20 @@ def _is_claimed_alive(
 
 def _strike_missing(database: Database, folder: int, digests: frozenset[bytes]) -> int:
     count = 0
-    for digest in digests:
+    for batch in _batches(sorted(digests)):
         with database.transaction() as connection:
-            try:
-                os.stat(block_name(digest), dir_fd=folder, follow_symlinks=False)
-            except FileNotFoundError:
-                remove_block(connection, digest)
-                count += 1
+            for digest in batch:
+                try:
+                    os.stat(block_name(digest), dir_fd=folder, follow_symlinks=False)
+                except FileNotFoundError:
+                    remove_block(connection, digest)
+                    count += 1
     return count
+
+
+def _batches(digests: list[bytes]) -> Iterator[list[bytes]]:
+    """Cut a long list: other processes get their turn between transactions."""
+    return (digests[start : start + _BATCH] for start in range(0, len(digests), _BATCH))
 
 
 def _count_foreign(directory: CacheDirectory, found: tuple[_Found, ...]) -> int:
