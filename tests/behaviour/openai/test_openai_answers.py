@@ -59,6 +59,9 @@ async def test_streamed_and_whole_chat_say_the_same(start_agent: Any, sentence: 
     assert whole.usage.prompt_tokens == len(agent.pool.commands[0].prompt)
     assert whole.usage.completion_tokens == len(sentence)
     assert whole.usage.prompt_tokens_details.cached_tokens == 2
+    # Lease and memory go back a step after the answer.
+    async with asyncio.timeout(5):
+        await agent.pool.idle.wait()
     assert not agent.admission.held
     assert not agent.pool.leases
 
