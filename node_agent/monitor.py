@@ -36,6 +36,7 @@ def describe_use(view: EngineView, footprint_bytes: int | None) -> EngineUse | N
         mlx_bytes=0 if beat is None else beat.active_bytes + beat.cache_bytes,
         weights_bytes=0 if loaded is None else max(1, loaded.active_bytes),
         recommended_working_set_bytes=0 if loaded is None else loaded.recommended_working_set_bytes,
+        busy=bool(view.rows),
     )
 
 

@@ -9,6 +9,7 @@ host and writes nothing: the monitor feeds it, serving and the pool ask it. Unit
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from manifests.errors import Code, Refusal, Retryable
@@ -27,7 +28,12 @@ from node_agent.memory.line import (
     WaitingLine,
     refuse_turn,
 )
-from node_agent.memory.preflight import judge_load, judge_prefill
+from node_agent.memory.preflight import (
+    FitWithin,
+    clip_need,
+    judge_load,
+    judge_prefill,
+)
 from node_agent.memory.reading import EngineUse
 from node_agent.memory.room_plan import RoomPlan
 
@@ -132,18 +138,26 @@ class Arbiter(MemoryBooks):
             rows=request.rows,
         )
         estimate = estimate_prefill(request.shape, case, fused=self.fused)
-        need = scale_transient(
-            estimate.peak_bytes,
-            estimate.scores_bytes + estimate.activations_bytes,
-            self.lessons.of(request.engine).ratio,
-        )
+        scratch_bytes = estimate.scores_bytes + estimate.activations_bytes
+        ratio = self.lessons.of(request.engine).ratio
         demand = Demand(
             DemandKind.PREFILL,
             request.engine,
-            need,
-            lambda limit: plan_fit(request.shape, case, limit, fused=self.fused),
+            scale_transient(estimate.peak_bytes, scratch_bytes, ratio),
+            least_bytes=estimate.peak_bytes,
         )
-        return await self._await(demand, wait_seconds)
+        answer = await self._await(demand, wait_seconds)
+        if not isinstance(answer, Refusal) or answer.code is not Code.PREFILL_MEMORY_EXCEEDED:
+            return answer
+        fit_within = partial(
+            plan_fit,
+            request.shape,
+            case,
+            fused=self.fused,
+            transient_ratio=self.transient_ratio(request.engine),
+        )
+        # Worded anew for whoever reads it; what fits is too dear to find at every try.
+        return self._find_refusal(demand, fit_within) or answer
 
     async def admit_load(
         self, engine: str, need_bytes: int, *, wait_seconds: float = 0.0
@@ -167,61 +181,68 @@ class Arbiter(MemoryBooks):
 
     async def _await(self, demand: Demand, wait_seconds: float) -> Reservation | Refusal:
         waiter = Waiter(demand, asyncio.get_running_loop().create_future())
-        refusal = refuse_turn() if self._line else self._try(waiter)
+        if not self._line:
+            self._try(waiter)
+        elif (found := self._find_refusal(demand)) and found.retryable is Retryable.NO:
+            return found
         if waiter.answer.done():
             return waiter.answer.result()
         if wait_seconds <= 0:
-            return refusal or refuse_turn()
+            return waiter.refusal or refuse_turn()
         return await self._line.wait(waiter, wait_seconds)
 
-    def _try(self, waiter: Waiter) -> Refusal | None:
-        """Answer a waiter if it can be answered now; what it waits for otherwise."""
+    def _try(self, waiter: Waiter) -> None:
+        """Answer a waiter if it can be answered now, else note what it waits for."""
         answer = self._judge(waiter.demand)
         if not isinstance(answer, Refusal):
             waiter.answer.set_result(HeldReservation(self, answer))
             self.changed.ring()
-            return None
+            return
         waiter.refusal = answer
         if answer.code is Code.PREFILL_MEMORY_EXCEEDED:
             comes = answer.retryable is not Retryable.NO and self._ask_for_room(waiter)
             if answer.retryable is not Retryable.LATER and not comes:
                 waiter.answer.set_result(answer)
-        return answer
 
     def _judge(self, demand: Demand, *, running: bool = False) -> int | Refusal:
         """Return the number of a new promise, or why there is none. Mutates: the ledger."""
-        reading = self._reading
         if not self.enforced:
             return self._ledger.reserve(demand.engine, 0, _BOUNDLESS_BYTES, self._used()) or 0
-        if reading is None:
-            return _no_reading()
-        standing = self.standing(demand.engine, reading)
-        load = demand.kind is DemandKind.LOAD
-        if load:
-            refusal = judge_load(demand.need_bytes, standing)
-        else:
-            refusal = judge_prefill(demand.need_bytes, standing, demand.fit_within)
+        refusal = self._find_refusal(demand)
         if refusal is not None:
             return refusal
+        load = demand.kind is DemandKind.LOAD
         if self._paused and len(self._ledger) and not load and not running:
             return refuse_turn()
+        standing = self.standing(demand.engine)
+        need_bytes = clip_need(demand.need_bytes, demand.least_bytes, standing)
         spare = 0 if load else standing.margin_bytes
         ceiling = standing.ceilings.hard_bytes - spare
-        number = self._ledger.reserve(demand.engine, demand.need_bytes, ceiling, self._used())
+        number = self._ledger.reserve(demand.engine, need_bytes, ceiling, self._used())
         if number is None:
-            raise RuntimeError(f"ledger and preflight disagree about {demand.need_bytes} bytes")
+            raise RuntimeError(f"ledger and preflight disagree about {need_bytes} bytes")
         return number
+
+    def _find_refusal(self, demand: Demand, fit_within: FitWithin | None = None) -> Refusal | None:
+        """Return why a demand does not fit now, or None; promises nothing."""
+        if self._reading is None:
+            return _no_reading()
+        standing = self.standing(demand.engine)
+        need_bytes = clip_need(demand.need_bytes, demand.least_bytes, standing)
+        if demand.kind is DemandKind.LOAD:
+            return judge_load(need_bytes, standing)
+        return judge_prefill(need_bytes, standing, fit_within)
 
     def _ask_for_room(self, waiter: Waiter) -> bool:
         """Have idle engines unloaded; return whether the demand will fit by that."""
-        now, reading = self._clock(), self._reading
-        if self.room is None or reading is None:
+        now = self._clock()
+        if self.room is None:
             return False
         if now - waiter.room_asked < self._rules.room_every_seconds:
             return waiter.room_comes
         waiter.room_asked = now
         demand = waiter.demand
-        standing = self.standing(demand.engine, reading)
+        standing = self.standing(demand.engine)
         spare = standing.margin_bytes if demand.kind is DemandKind.LOAD else 0
         headroom_bytes = standing.headroom_bytes + spare
         room = self.room.make_room(demand.engine, demand.need_bytes, headroom_bytes)

@@ -6,6 +6,7 @@ monitor, the sync and the metrics feed and read it. Units: bytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from manifests.guard import MemoryGuardSpec
 from manifests.node import Ceilings, PressureLevel
@@ -100,7 +101,7 @@ class MemoryBooks:
         """Return what one request of an engine could get now, and on an otherwise idle node."""
         if self._reading is None:
             return (0, 0)
-        standing = self.standing(engine, self._reading)
+        standing = self.standing(engine)
         ever = standing.lasting_limit_bytes - standing.engine_idle_bytes
         return (max(0, standing.headroom_bytes), max(0, ever))
 
@@ -127,8 +128,14 @@ class MemoryBooks:
             )
         return found
 
-    def standing(self, engine: str, reading: MemoryReading) -> Standing:
-        """Return what a demand of one engine is judged against."""
+    def transient_ratio(self, engine: str) -> float:
+        """Return by what the next request's transient is scaled: a lone one's is not."""
+        return self.lessons.of(engine).ratio if len(self._ledger) else 1.0
+
+    def standing(self, engine: str) -> Standing:
+        """Return what a demand of one engine is judged against; there must be a reading."""
+        reading = self._reading
+        assert reading is not None  # noqa: S101 - the callers have looked
         guard = self._engine_guards.get(engine, self._node_guard)
         history = reading.engines.get(engine)
         return Standing(
@@ -137,8 +144,10 @@ class MemoryBooks:
             reserved_bytes=self._ledger.reserved_bytes(self._used()),
             engine_idle_bytes=0 if history is None else history.idle_bytes,
             all_idle_bytes=reading.idle_bytes,
-            knobs=plan_knobs(reading, guard),
+            tier=guard.tier,
+            find_knobs=partial(plan_knobs, reading, guard),
             margin_bytes=_margin_bytes(guard),
+            alone=not len(self._ledger),
         )
 
     def _take_reading(self, host: HostMemory, uses: tuple[EngineUse, ...]) -> None:

@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from manifests.errors import Code, Refusal, Retryable
 from node_agent.memory.base import Reservation
-from node_agent.memory.preflight import FitWithin
 
 
 class DemandKind(StrEnum):
@@ -37,12 +36,16 @@ class LineRules:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One request's or load's need; `fit_within` tells how long a prompt a limit would take."""
+    """One request's or load's need.
+
+    `need_bytes` takes into account what the engine's earlier prefills have taught, `least_bytes`
+    does not; a load has learned nothing.
+    """
 
     kind: DemandKind
     engine: str
     need_bytes: int
-    fit_within: FitWithin | None = None
+    least_bytes: int | None = None
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ class Standing:
 
     `engine_idle_bytes` is what the asking engine holds while idle; `all_idle_bytes` is that of
     every engine together, loads in flight included. `margin_bytes` is kept free for transients.
+    `alone` means that nothing is promised to anybody. `find_knobs` is asked for a refusal's words.
     """
 
     ceilings: Ceilings
@@ -29,13 +30,15 @@ class Standing:
     reserved_bytes: int
     engine_idle_bytes: int
     all_idle_bytes: int
-    knobs: Knobs
+    tier: Tier
+    find_knobs: Callable[[], Knobs]
     margin_bytes: int = 0
+    alone: bool = False
 
     @property
     def custom(self) -> bool:
         """Whether the dynamic ceiling is the user's own figure, which does not move."""
-        return self.knobs.tier is Tier.CUSTOM
+        return self.tier is Tier.CUSTOM
 
     @property
     def headroom_bytes(self) -> int:
@@ -54,6 +57,20 @@ class Standing:
         if self.custom:
             return min(self.ceilings.abort_bytes, self.ceilings.dynamic_bytes)
         return self.ceilings.abort_bytes
+
+
+def clip_need(need_bytes: int, least_bytes: int | None, standing: Standing) -> int:
+    """Return what to ask for, given what was learned and what the arithmetic says at least.
+
+    What was learned keeps requests apart, and is never a reason to refuse one that would have the
+    node to itself: alone it takes what there is, and the engine's gate shrinks its chunks. So a
+    lesson cannot shut the door to the prompts that would correct it.
+    """
+    if least_bytes is None or need_bytes <= least_bytes:
+        return need_bytes
+    empty = min(standing.ceilings.hard_bytes - standing.margin_bytes, standing.lasting_limit_bytes)
+    most = standing.headroom_bytes if standing.alone else empty - standing.engine_idle_bytes
+    return max(least_bytes, min(need_bytes, most))
 
 
 def _lasting_binding(standing: Standing) -> CeilingName:
@@ -142,7 +159,7 @@ def _refusal(words: str, shortage: Shortage, standing: Standing) -> Refusal:
         code=Code.PREFILL_MEMORY_EXCEEDED,
         message=f"{words} ({shortage.binding.value} ceiling {ceiling}).",
         retryable=shortage.retryable,
-        hint=describe_advice(shortage, standing.knobs),
+        hint=describe_advice(shortage, standing.find_knobs()),
         estimated_bytes=shortage.need_bytes,
         limit_bytes=shortage.limit_bytes,
         binding=shortage.binding.value,

@@ -7,6 +7,7 @@ Owns the shapes and the high-water arithmetic. Reads nothing: `node_agent.host` 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from manifests.estimate import ENGINE_BASE_BYTES
 from node_agent.host.base import HostMemory
 
 HIGH_WATER_SAMPLES = 3
@@ -16,8 +17,8 @@ HIGH_WATER_SAMPLES = 3
 class EngineUse:
     """One engine process: what the OS charges it and what MLX says it holds.
 
-    `footprint_bytes` is None when the OS does not tell; `weights_bytes` is what a loaded model
-    holds while it serves nothing, 0 while it loads.
+    `footprint_bytes` is None when the OS does not tell; `weights_bytes` is what MLX held when the
+    model was loaded, 0 before; `busy` means that it has requests.
     """
 
     engine: str
@@ -26,6 +27,7 @@ class EngineUse:
     mlx_bytes: int = 0
     weights_bytes: int = 0
     recommended_working_set_bytes: int = 0
+    busy: bool = False
 
     @property
     def measured_bytes(self) -> int:
@@ -38,14 +40,15 @@ class EngineHistory:
     """The last few measurements of one process.
 
     `used_bytes` is the highest of them, so a read in the trough after a cache clear is not
-    believed; `idle_bytes` is the lowest since its model loaded. `overhead_bytes` is what the
-    process holds beyond MLX's memory: the interpreter and the libraries.
+    believed; `idle_bytes` is the lowest while it had a model and nothing to do, and until it was
+    seen like that (`rested`) what such a process should hold. `overhead_bytes` is what it holds
+    beyond MLX's memory: the interpreter and the libraries.
     """
 
     pid: int
     samples: tuple[int, ...]
     idle_bytes: int
-    loaded: bool = False
+    rested: bool = False
     weights_bytes: int = 0
 
     @property
@@ -55,8 +58,8 @@ class EngineHistory:
 
     @property
     def overhead_bytes(self) -> int:
-        """What MLX does not see; judged while idle, when its own figure is the weights."""
-        return max(0, self.idle_bytes - self.weights_bytes) if self.loaded else 0
+        """What MLX does not see: known once seen at rest, when MLX's own part is the weights."""
+        return max(0, self.idle_bytes - self.weights_bytes) if self.rested else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +83,27 @@ class MemoryReading:
 
 def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHistory:
     """Add one measurement; a new process starts afresh."""
-    measured, loaded = use.measured_bytes, use.weights_bytes > 0
-    if previous is None or previous.pid != use.pid:
-        idle = max(measured, use.weights_bytes)
-        return EngineHistory(use.pid, (measured,), idle, loaded, use.weights_bytes)
-    if measured == 0:
-        # Neither the OS nor MLX answered; the memory is still there.
-        measured = previous.used_bytes
-    samples = (*previous.samples, measured)[-HIGH_WATER_SAMPLES:]
-    settled = loaded and previous.loaded
-    lowest = min(previous.idle_bytes, measured) if settled else measured
-    idle = max(lowest, use.weights_bytes)
-    return EngineHistory(use.pid, samples, idle, loaded, use.weights_bytes)
+    measured = use.measured_bytes
+    samples: tuple[int, ...] = ()
+    rested = False
+    if previous is not None and previous.pid == use.pid:
+        # When neither the OS nor MLX answered, the memory is still there.
+        measured = measured or previous.used_bytes
+        samples, rested = previous.samples, previous.rested
+    loaded = use.weights_bytes > 0
+    if previous is not None and rested:
+        idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, measured)
+    elif loaded and use.busy:
+        idle = min(measured, use.weights_bytes + ENGINE_BASE_BYTES)
+    else:
+        idle = measured
+    return EngineHistory(
+        pid=use.pid,
+        samples=(*samples, measured)[-HIGH_WATER_SAMPLES:],
+        idle_bytes=max(idle, use.weights_bytes),
+        rested=loaded and (rested or not use.busy),
+        weights_bytes=use.weights_bytes,
+    )
 
 
 def next_reading(

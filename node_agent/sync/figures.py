@@ -34,10 +34,10 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         # The room is the machine's; what the weights will take is not in it yet.
         weights = view.files.weights_bytes
         now_bytes, ever_bytes = max(0, now_bytes - weights), max(0, ever_bytes - weights)
-    ratio = arbiter.lessons.of(name).ratio
+    rooms = ((now_bytes, arbiter.transient_ratio(name)), (ever_bytes, 1.0))
     now_tokens, ever_tokens = (
         min(context, find_fitting_tokens(shape, room, max(1, chunk), arbiter.fused, ratio))
-        for room in (now_bytes, ever_bytes)
+        for room, ratio in rooms
     )
     return EngineFigures(
         footprint_bytes=footprint,

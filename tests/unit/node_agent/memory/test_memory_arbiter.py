@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import PrefillCase, estimate_prefill
+from manifests.estimate import PrefillCase, estimate_prefill, estimate_tokens_that_fit
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import PressureLevel
 from manifests.units import GIB, MIB
@@ -136,6 +136,48 @@ async def test_a_request_reserves_what_the_shared_estimator_says(fused: bool) ->
     )
     peak = estimate_prefill(SHAPE, case, fused=fused).peak_bytes
     assert arbiter.state().reserved_bytes == peak
+
+
+async def test_what_was_learned_shuts_nobody_out_who_has_the_node_to_himself() -> None:
+    arbiter = arbiter_with(engine("a", 1))
+    arbiter.lessons.note("a", 100 * MIB, 300 * MIB)
+    shape = SHAPE.model_copy(update={"context_tokens": 1 << 24})
+    tokens = estimate_tokens_that_fit(shape, 12 * GIB, chunk_tokens=256)
+    fits = AdmissionRequest("a", "m", shape, tokens, 0, 1, 1, 256)
+    first = granted(await arbiter.admit(fits))
+    room = 15 * GIB
+    assert arbiter.state().reserved_bytes == room
+    second = refused(await arbiter.admit(fits))
+    assert second.retryable is Retryable.LATER
+    waiting = asyncio.create_task(arbiter.admit(fits, wait_seconds=60))
+    await asyncio.sleep(0)
+    first.release()
+    granted(await waiting)
+
+
+async def test_a_refusal_names_what_fits_and_a_full_line_keeps_its_own_words() -> None:
+    arbiter = arbiter_with(engine("a", 1), most=1)
+    never = refused(await arbiter.admit(ask("a", 10_000_000, 1)))
+    assert never.retryable is Retryable.NO
+    assert never.fitting_tokens
+    held = granted(await load(arbiter, "b", 15))
+    waiting = await in_line(arbiter, "b", 10)
+    full = refused(await arbiter.admit(ask("a"), wait_seconds=60))
+    assert full.code is Code.QUEUE_FULL
+    waiting.cancel()
+    held.release()
+
+
+async def test_what_can_never_fit_is_told_at_once_behind_any_line() -> None:
+    clock = HandClock()
+    arbiter = arbiter_with(engine("a", 1), clock=clock)
+    granted(await load(arbiter, "b", 14))
+    waiting = await in_line(arbiter, "b", 10)
+    clock.now = 5.0
+    answer = refused(await arbiter.admit(ask("a", 10_000_000, 1), wait_seconds=60))
+    assert answer.retryable is Retryable.NO
+    assert arbiter.waiting == 1
+    waiting.cancel()
 
 
 async def test_what_prefills_really_took_raises_later_requests_and_fades() -> None:

@@ -35,7 +35,7 @@ def standing(
     )
     tier = Tier.CUSTOM if custom else Tier.AGGRESSIVE
     knobs = Knobs(tier, ceilings, apps_closed_bytes=200)
-    return Standing(ceilings, used, reserved, idle, all_idle, knobs, margin)
+    return Standing(ceilings, used, reserved, idle, all_idle, tier, lambda: knobs, margin)
 
 
 def refused(verdict: Refusal | None) -> Refusal:

@@ -1,5 +1,7 @@
 """High-water marks: what an engine holds is not forgotten after one low read."""
 
+from manifests.estimate import ENGINE_BASE_BYTES
+from manifests.units import GIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.reading import EngineUse, MemoryReading, next_reading
 
@@ -7,9 +9,15 @@ HOST = HostMemory(1000, 500, 0, 0)
 
 
 def use(
-    footprint: int | None, mlx: int = 0, *, pid: int = 1, weights: int = 0, working_set: int = 0
+    footprint: int | None,
+    mlx: int = 0,
+    *,
+    pid: int = 1,
+    weights: int = 0,
+    working_set: int = 0,
+    busy: bool = False,
 ) -> EngineUse:
-    return EngineUse("a", pid, footprint, mlx, weights, working_set)
+    return EngineUse("a", pid, footprint, mlx, weights, working_set, busy)
 
 
 def read(*uses: EngineUse) -> MemoryReading:
@@ -49,6 +57,18 @@ def test_an_unreadable_engine_is_not_taken_for_an_empty_one() -> None:
 def test_idle_use_is_the_lowest_since_the_model_loaded() -> None:
     reading = read(use(5), use(60), use(70, weights=50), use(90, weights=50), use(75, weights=50))
     assert reading.idle_bytes == 70
+
+
+def test_an_engine_first_seen_at_work_is_not_taken_to_hold_that_much_at_rest() -> None:
+    """Else its next large prompt would be told that it can never fit."""
+    at_work = read(use(1 * GIB), use(9 * GIB, weights=2 * GIB, busy=True))
+    assert at_work.idle_bytes == 2 * GIB + ENGINE_BASE_BYTES
+    assert at_work.engines["a"].overhead_bytes == 0
+    rested = next_reading(at_work, HOST, (use(2 * GIB + 700, weights=2 * GIB),))
+    assert rested.idle_bytes == 2 * GIB + 700
+    assert rested.engines["a"].overhead_bytes == 700
+    again = next_reading(rested, HOST, (use(9 * GIB, weights=2 * GIB, busy=True),))
+    assert again.idle_bytes == 2 * GIB + 700
 
 
 def test_idle_use_is_never_less_than_the_weights() -> None:

@@ -59,10 +59,13 @@ def ask(arbiter: Arbiter, view: EngineView, tokens: int) -> AdmissionRequest:
 
 @pytest.mark.parametrize("room", [1 * MIB, 3 * MIB, 17 * MIB, 64 * MIB])
 @pytest.mark.parametrize("predicted", [None, 2 * MIB])
+@pytest.mark.parametrize("alone", [True, False])
 async def test_what_fits_now_is_admitted_and_one_token_more_is_not(
-    room: int, predicted: int | None
+    room: int, predicted: int | None, alone: bool
 ) -> None:
     arbiter, view = node(room)
+    if not alone:
+        assert not isinstance(await arbiter.admit_load("other", 1000), Refusal)
     if predicted is not None:
         arbiter.lessons.note("tiny-0", predicted, 2 * predicted)
     fits = observe_figures(arbiter, view).tokens_fit_now
@@ -83,9 +86,14 @@ async def test_what_fits_ever_is_more_than_now_while_other_apps_hold_memory() ->
     assert refused.retryable.value != "no"
 
 
-async def test_a_lesson_makes_fewer_tokens_fit() -> None:
+async def test_a_lesson_makes_fewer_tokens_fit_beside_others_and_as_many_alone() -> None:
     arbiter, view = node(17 * MIB)
+    alone = observe_figures(arbiter, view)
+    held = await arbiter.admit(ask(arbiter, view, 100))
+    assert not isinstance(held, Refusal)
     before = observe_figures(arbiter, view).tokens_fit_now
     arbiter.lessons.note("tiny-0", 2 * MIB, 5 * MIB)
     assert observe_figures(arbiter, view).tokens_fit_now < before
+    held.release()
+    assert observe_figures(arbiter, view) == alone
     assert observe_figures(arbiter, replace(view, files=None)).tokens_fit_now == 0
