@@ -79,12 +79,6 @@ class Completions:
         outputs = plan_output_tokens(sizes, request.max_tokens, spec.sampling, limit)
         if isinstance(outputs, Refusal):
             raise RequestError(outputs)
-        reservation = await self.admission.admit(
-            _admission_request(request, lease, max(sizes), max(outputs)),
-            wait_seconds=_MEMORY_WAIT_SECONDS,
-        )
-        if isinstance(reservation, Refusal):
-            raise RequestError(reservation)
         base = uuid.uuid4().hex
         prefix = "chatcmpl" if request.endpoint is Endpoint.CHAT else "cmpl"
         identity = Identity(
@@ -111,6 +105,13 @@ class Completions:
             )
             for index in range(request.rows)
         ]
+        # Last, so that nothing can fail between the grant and the run that gives it back.
+        reservation = await self.admission.admit(
+            _admission_request(request, lease, max(sizes), max(outputs)),
+            wait_seconds=_MEMORY_WAIT_SECONDS,
+        )
+        if isinstance(reservation, Refusal):
+            raise RequestError(reservation)
         run = Run(identity, lease, reservation, sum(sizes), Clock(self.monotonic, began))
         run.start(rows, commands)
         return run
