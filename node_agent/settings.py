@@ -47,7 +47,8 @@ class AgentSettings:
 
     `advertise` is the URL under which gateways reach this agent; None makes it from the
     listening address. Without `enforced` the memory guard measures and grants everything, which
-    only a test of the guard wants. `simulated` is None on a real machine. Units: seconds.
+    only a test of the guard wants. `simulated` is None on a real machine. At most `memory_line`
+    requests and loads wait for memory, a request at most `memory_wait_seconds`. Units: seconds.
     """
 
     name: str
@@ -61,6 +62,8 @@ class AgentSettings:
     grace_seconds: float = 30.0
     log_format: str = "text"
     enforced: bool = True
+    memory_line: int = 64
+    memory_wait_seconds: float = 30.0
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -81,6 +84,8 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add("--guard", choices=("on", "off"), default="on", help=argparse.SUPPRESS)
     add("--grace", default="30s", metavar="DURATION", help="time for running requests at a stop")
+    add("--memory-line", default="64", metavar="COUNT", help="how many may wait for memory")
+    add("--memory-wait", default="30s", metavar="DURATION", help="how long a request may wait")
     add("--ram", metavar="QUANTITY", help="simulate a machine with this much memory")
     add("--wired-limit", metavar="QUANTITY", help="the simulated machine's iogpu.wired_limit")
     add(
@@ -128,6 +133,13 @@ def parse_url(text: str) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"not a URL: {text!r}; write for example http://controller:7070")
     return text.rstrip("/")
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number from 0. Raises ValueError."""
+    if not text.isdecimal():
+        raise ValueError(f"not a count: {text!r}; write a whole number, 0 or more")
+    return int(text)
 
 
 def parse_label(text: str) -> tuple[str, str]:
@@ -197,6 +209,8 @@ def parse_settings(arguments: Sequence[str]) -> AgentSettings:
         simulated=_parse_simulated(options, faults),
         grace_seconds=faults.take("--grace", parse_duration, options.grace, 0.0),
         log_format=options.log_format,
+        memory_line=faults.take("--memory-line", parse_count, options.memory_line, 0),
+        memory_wait_seconds=faults.take("--memory-wait", parse_duration, options.memory_wait, 0.0),
     )
     if faults.lines:
         raise SettingsError(faults.lines)

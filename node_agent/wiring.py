@@ -25,6 +25,7 @@ from node_agent.host.simulated import SimulatedHost
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.base import Admission
 from node_agent.memory.enforcer_plan import Action
+from node_agent.memory.line import LineRules
 from node_agent.memory.stranded_gate import StrandedGate
 from node_agent.memory.stranded_plan import Stranded
 from node_agent.metrics import (
@@ -110,7 +111,12 @@ def build_agent(
     info = host.info()
     port = int(sock.getsockname()[1])
     facts = describe_node(settings, info, load_identity(data.path, info.machine_id), port)
-    arbiter = Arbiter(settings.guard, fused=facts.info.fused, enforced=settings.enforced)
+    arbiter = Arbiter(
+        settings.guard,
+        fused=facts.info.fused,
+        enforced=settings.enforced,
+        rules=LineRules(most_waiting=settings.memory_line),
+    )
     sources, registry, texts = Sources(), CollectorRegistry(), TokenizerPool()
     metrics = GuardMetrics(registry)
     admission = CountedAdmission(arbiter, metrics)
@@ -126,6 +132,7 @@ def build_agent(
             registry=registry,
             monotonic=time.monotonic,
             epoch=time.time,
+            memory_wait_seconds=settings.memory_wait_seconds,
         )
     )
     sync = Sync(

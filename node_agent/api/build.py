@@ -22,7 +22,7 @@ from node_agent.api.openai_routes import OpenAIRoutes, OpenAISettings
 from node_agent.api.traffic import Traffic
 from node_agent.memory.base import Admission
 from node_agent.pool.base import Pool
-from node_agent.serving.completion import Completions
+from node_agent.serving.completion import MEMORY_WAIT_SECONDS, Completions
 from node_agent.text.models import TextModels
 
 
@@ -40,6 +40,7 @@ class ApiParts:
     epoch: Callable[[], float]
     max_body_bytes: int = MAX_BODY_BYTES
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS
+    memory_wait_seconds: float = MEMORY_WAIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,12 @@ def build_api(parts: ApiParts) -> NodeApi:
 def build_routes(parts: ApiParts, traffic: Traffic, changes: Changes) -> list[BaseRoute]:
     """Return every route of the agent."""
     completions = Completions(
-        parts.pool, parts.admission, parts.texts, parts.monotonic, parts.epoch
+        parts.pool,
+        parts.admission,
+        parts.texts,
+        parts.monotonic,
+        parts.epoch,
+        parts.memory_wait_seconds,
     )
     settings = OpenAISettings(parts.max_body_bytes, parts.keep_alive_seconds)
     openai = OpenAIRoutes(parts.pool, completions, traffic, settings)

@@ -34,7 +34,8 @@ _LOG = structlog.get_logger(__name__)
 _DEFAULT_CHUNK_TOKENS = 512
 # How long a request waits for a model that was unloaded to make room.
 _WAKE_WAIT_SECONDS = 120.0
-_MEMORY_WAIT_SECONDS = 30.0
+# And how long it stands in line for memory, unless the agent is told otherwise.
+MEMORY_WAIT_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Completions:
     texts: TextModels
     monotonic: Callable[[], float]
     epoch: Callable[[], float]
+    memory_wait_seconds: float = MEMORY_WAIT_SECONDS
 
     async def open(self, request: GenerationRequest) -> "Run":
         """Start the request. Raises RequestError or EngineError with nothing left behind."""
@@ -108,7 +110,7 @@ class Completions:
         # Last, so that nothing can fail between the grant and the run that gives it back.
         reservation = await self.admission.admit(
             _admission_request(request, lease, max(sizes), max(outputs)),
-            wait_seconds=_MEMORY_WAIT_SECONDS,
+            wait_seconds=self.memory_wait_seconds,
         )
         if isinstance(reservation, Refusal):
             raise RequestError(reservation)

@@ -46,6 +46,14 @@ def test_every_fault_is_told_at_once_with_its_flag() -> None:
     )
 
 
+def test_the_line_for_memory_is_bounded_as_told() -> None:
+    told = parse_settings(["--memory-line", "3", "--memory-wait", "5s"])
+    assert (told.memory_line, told.memory_wait_seconds) == (3, 5.0)
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(["--memory-line", "-1"])
+    assert caught.value.faults[0].startswith("--memory-line: not a count")
+
+
 def test_quantities_of_the_simulated_machine_are_checked() -> None:
     with pytest.raises(SettingsError, match="--ram: unknown unit 'GB'"):
         parse_settings(["--ram", "16GB"])
