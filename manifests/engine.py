@@ -68,10 +68,15 @@ class Progress(Reported):
 
 
 class EngineStatus(Reported):
-    """What the agent last saw of the copy."""
+    """What the agent last saw of the copy.
+
+    `wakes` holds while it is unloaded to make room and while it comes back: a request sent to it
+    waits and is served.
+    """
 
     observed_generation: int = 0
     phase: EnginePhase = EnginePhase.PENDING
+    wakes: bool = False
     reason: str = ""
     message: str = ""
     progress: Progress | None = None

@@ -36,13 +36,17 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One existing copy; `released` means that its agent let go and only its name remains."""
+    """One existing copy; `released` means that its agent let go and only its name remains.
+
+    `wakes` means that it was unloaded to make room and a request brings it back.
+    """
 
     name: str
     uid: str
     node: str
     revision: str
     phase: EnginePhase = EnginePhase.PENDING
+    wakes: bool = False
     terminating: bool = False
     released: bool = False
 
@@ -110,7 +114,8 @@ def group_engines(
         if node is None or node.lost:
             groups["lost"].append(engine)
             continue
-        if node.ready and engine.phase is EnginePhase.READY:
+        # An unloaded copy serves too, after a wait; taking it for missing would stop rollouts.
+        if node.ready and (engine.phase is EnginePhase.READY or engine.wakes):
             ready.add(engine.name)
         stays = engine.revision == wanted.revision and can_stay(wanted.request.node_selector, node)
         groups["current" if stays else "outdated"].append(engine)

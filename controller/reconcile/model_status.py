@@ -125,7 +125,10 @@ def _ready(model: Model, facts: ModelFacts, now: Moment) -> Condition:
     if wanted == 0:
         return _condition("Ready", ConditionStatus.FALSE, "ScaledToZero", "no copy is wanted")
     if ready >= wanted:
-        return _condition("Ready", ConditionStatus.TRUE, "Ready", f"{wanted} copies are ready")
+        asleep = sum(1 for engine in groups.current if engine.wakes)
+        note = f"; {asleep} unloaded while idle, back at the next request" if asleep else ""
+        message = f"{wanted} copies are ready{note}"
+        return _condition("Ready", ConditionStatus.TRUE, "Ready", message)
     message = f"{ready} of {wanted} wanted copies are ready"
     if serving > ready:
         message += f"; {serving - ready} of the previous revision still serve"

@@ -183,6 +183,7 @@ def observe_engines(engines: Iterable[Engine], model: Model) -> tuple[EngineView
             node=engine.spec.node,
             revision=engine.spec.revision,
             phase=engine.status.phase,
+            wakes=engine.status.wakes,
             terminating=engine.metadata.deletion_timestamp is not None,
             released=is_released(engine),
         )

@@ -121,6 +121,7 @@ def plan_status(
     return EngineStatus(
         observed_generation=view.want.generation,
         phase=view.phase,
+        wakes=view.wakes,
         reason=reason,
         message=view.message,
         progress=progress if loading else None,
@@ -157,6 +158,7 @@ def plan_stopped(engines: Mapping[str, Engine], node: str, now: float) -> tuple[
         status = engine.status.model_copy(
             update={
                 "phase": EnginePhase.STOPPED,
+                "wakes": False,
                 "reason": AGENT_STOPPED,
                 "message": "the node's agent was stopped",
                 "progress": None,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleet import Fleet, eventually, running_fleet
+from tests.support.fleet import Fleet, condition, eventually, running_fleet
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.processes
@@ -37,6 +37,7 @@ async def test_an_idle_model_leaves_stays_listed_and_comes_back_for_twenty_reque
     eventually(left, "the idle engine is unloaded")
     status = only_status(fleet)
     assert (status["reason"], status["message"]) == ("IdleTTL", "no request for 1s")
+    assert condition(fleet.find("models", "tiny"), "Ready") == "True"
     async with httpx.AsyncClient(base_url=fleet.url, timeout=60, trust_env=False) as client:
         names = [item["id"] for item in (await client.get("/v1/models")).json()["data"]]
         assert names == ["tiny"]

@@ -90,6 +90,20 @@ def test_copies_of_the_previous_revision_serve_but_do_not_make_it_ready() -> Non
     assert (status.replicas, status.ready_replicas, status.updated_replicas) == (2, 1, 1)
 
 
+def test_a_copy_that_was_unloaded_while_idle_is_ready_however_long_ago() -> None:
+    for phase in ("Draining", "Stopped", "Pending", "Loading"):
+        asleep = engine("e", phase)
+        asleep = asleep.model_copy(
+            update={"status": asleep.status.model_copy(update={"wakes": True})}
+        )
+        found = ready(model(), asleep, now=1000 + 601)
+        assert (found.status, found.reason) == ("True", "Ready")
+        assert (
+            found.message == "1 copies are ready; 1 unloaded while idle, back at the next request"
+        )
+    assert ready(model(), engine("e", "Stopped")).status == "False"
+
+
 def test_a_copy_that_never_gets_ready_exceeds_the_progress_deadline() -> None:
     late = ready(model(), engine("e", "Loading"), now=1000 + 601)
     assert late.reason == "ProgressDeadlineExceeded"
