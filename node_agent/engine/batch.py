@@ -73,17 +73,17 @@ class BatchRunner:
         """Feed a row's next chunk."""
         return self._feeding[uid].feed(uid, chunk_tokens)
 
-    def join_cost(self, uid: int) -> JoinCost:
+    def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""
         row = self._feeding[uid].cache
-        group = self._choose_group(uid)
+        group = None if apart else self._choose_group(uid)
         if group is None:
             return plan_join(None, row, 1)
         return plan_join(group.cache, row, len(group.uids) + 1)
 
-    def join(self, uid: int) -> PrefillStep:
+    def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Feed a row's last token and decode it from the next step on."""
-        command, group = self._commands[uid], self._choose_group(uid)
+        command, group = self._commands[uid], None if apart else self._choose_group(uid)
         cache = self._feeding.pop(uid).hand_over()
         no_stops = command.ignore_eos or not command.stop_token_ids
         newcomer = Newcomer(

@@ -145,12 +145,16 @@ class FeedingLine:
 
     def _join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
         """Let a row join those being decoded if the gate lets it."""
-        cost = self._runner.join_cost(row.uid)
+        cost = self._runner.join_cost(row.uid, apart=False)
+        # A batch of its own costs a forward pass each step, but no padding.
+        apart = not self._gatekeeper.has_room(cost)
+        if apart:
+            cost = self._runner.join_cost(row.uid, apart=True)
         decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
         if not isinstance(decision, Run):
             self._stop(row, decision, fed)
             return
-        step = self._runner.join(row.uid)
+        step = self._runner.join(row.uid, apart=apart)
         self._rows.remove(row)
         fed.joined.append(row)
         fed.events.append(_progress(row, step))

@@ -133,6 +133,13 @@ class Gatekeeper:
         )
         return self._judge(tries, chunk, alone=alone)
 
+    def has_room(self, cost: JoinCost) -> bool:
+        """Return whether a join would fit as things stand."""
+        reading = self._read()
+        if self._forecast is None or not reading.limited:
+            return True
+        return self._forecast.join_bytes(cost) <= reading.room_bytes
+
     def judge_join(self, tries: Tries, cost: JoinCost, *, alone: bool) -> Decision:
         """Return what to do about a row that is ready to be decoded with the others."""
         if self._forecast is None:

@@ -78,12 +78,12 @@ class RowRunner(Protocol):
         """Feed a row's next chunk, as long as `next_chunk_tokens` said."""
         ...
 
-    def join_cost(self, uid: int) -> JoinCost:
+    def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what `join` would take."""
         ...
 
-    def join(self, uid: int) -> PrefillStep:
-        """Feed a row's last token and decode it with the others from now on."""
+    def join(self, uid: int, *, apart: bool) -> PrefillStep:
+        """Feed a row's last token and decode it from now on, with others or in its own batch."""
         ...
 
     def decode(self) -> tuple[TokenStep, ...]:

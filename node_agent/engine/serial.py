@@ -78,12 +78,12 @@ class SerialRunner:
         """Feed the next chunk."""
         return self._rows[uid].prefill.feed(uid, chunk_tokens)
 
-    def join_cost(self, uid: int) -> JoinCost:
+    def join_cost(self, uid: int, *, apart: bool) -> JoinCost:  # noqa: ARG002 - always apart
         """Return what decoding takes: the widest layer may have to grow."""
         cache = self._rows[uid].prefill.cache
         return JoinCost(copied_bytes=max((layer.nbytes for layer in cache), default=0))
 
-    def join(self, uid: int) -> PrefillStep:
+    def join(self, uid: int, *, apart: bool) -> PrefillStep:  # noqa: ARG002 - always apart
         """Decode the row from the next step on; its last token is fed there."""
         row = self._rows[uid]
         row.joined = True

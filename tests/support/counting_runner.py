@@ -42,6 +42,8 @@ class CountingRunner:
     joined: list[int] = field(default_factory=list)
     chunks: list[tuple[str, int]] = field(default_factory=list)
     inserted: int = 0
+    padding_bytes: int = 0
+    apart: list[str] = field(default_factory=list)
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
@@ -63,10 +65,11 @@ class CountingRunner:
         self.chunks.append((self.rows[uid].request_id, chunk_tokens))
         return PrefillStep(uid, self.fed[uid], len(self.rows[uid].prompt), chunk_tokens, 0.5)
 
-    def join_cost(self, uid: int) -> JoinCost:
-        return JoinCost()
+    def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
+        return JoinCost(added_bytes=0 if apart else self.padding_bytes)
 
-    def join(self, uid: int) -> PrefillStep:
+    def join(self, uid: int, *, apart: bool) -> PrefillStep:
+        self.apart += [self.rows[uid].request_id] if apart else []
         total = self.fed[uid] = len(self.rows[uid].prompt)
         self.joined.append(uid)
         return PrefillStep(uid, total, total, 1, 0.0)

@@ -196,6 +196,15 @@ def test_decode_past_its_budget_gives_buffers_back_now_and_then_and_goes_on(cach
     assert engine.scheduler.counts.over_budget_bytes == 0
 
 
+@pytest.mark.parametrize(("padding_bytes", "apart"), [(100, []), (1 << 20, ["a"])])
+def test_a_row_whose_padding_has_no_room_is_decoded_in_a_batch_of_its_own(padding_bytes, apart):
+    engine = Engine(1 << 20)
+    engine.runner.padding_bytes = padding_bytes
+    engine.scheduler.submit(row("a", 40))
+    assert isinstance(engine.step_until(Finished), Finished)
+    assert engine.runner.apart == apart
+
+
 def test_reclaim_gives_freed_buffers_back_at_once():
     engine = Engine(0)
     engine.memory.cached_bytes = 100
