@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench models clean venv
+.PHONY: demo test check bench torture models clean venv
 
 venv: $(STAMP)
 
@@ -33,6 +33,13 @@ check: $(STAMP)
 
 bench: models
 	@$(BIN)/python -m tests.bench
+
+# Real models under a kernel memory limit that kills; needs root on Linux. GUARD: on, off or both.
+TORTURE_SECONDS ?= 300
+SEED            ?= 1
+GUARD           ?= both
+torture: models
+	@$(BIN)/python -m tests.torture --seconds $(TORTURE_SECONDS) --seed $(SEED) --guard $(GUARD)
 
 clean:
 	rm -rf $(VENV) .models .mlxfleet build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

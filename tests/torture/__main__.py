@@ -5,9 +5,11 @@ promises held, and without the guard the kernel killed; 1: they did not; 2: it c
 """
 
 import argparse
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,18 +43,29 @@ def parse_plan(arguments: Sequence[str]) -> tuple[list[Plan], Path | None]:
     return [replace(plan, guard=guard) for guard in guards], given.keep
 
 
+@contextmanager
+def scratch(keep: Path | None, name: str) -> Iterator[Path]:
+    """Yield a new directory; it stays only where the caller asked for it."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="mlxfleet-torture-") as directory:
+            yield Path(directory)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield Path(tempfile.mkdtemp(prefix=f"{name}-", dir=keep))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run, print, judge."""
     plans, keep = parse_plan(arguments)
+    # A terminated run still ends its processes and removes its cgroup.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     missing = missing_models(plans[0])
     if missing:
         print(f"cannot run: {missing}", file=sys.stderr)
         return 2
     code = 0
     for plan in plans:
-        with tempfile.TemporaryDirectory(prefix="mlxfleet-torture-") as scratch:
-            directory = Path(scratch) if keep is None else keep / ("on" if plan.guard else "off")
-            directory.mkdir(parents=True, exist_ok=True)
+        with scratch(keep, "on" if plan.guard else "off") as directory:
             try:
                 record = run(plan, directory)
             except CgroupUnavailableError as fault:

@@ -102,10 +102,12 @@ def check_refusals(
 
 
 def _need_bytes(ask: Ask, chunk_tokens: int) -> int:
+    """Return what the request takes when its rows are fed one after the other, as engines do."""
     case = PrefillCase(
         prompt_tokens=ask.prompt_tokens, max_tokens=ask.max_tokens, chunk_tokens=chunk_tokens
     )
-    return estimate_prefill(shape_of(ask.model), case).peak_bytes
+    one = estimate_prefill(shape_of(ask.model), case)
+    return one.peak_bytes + (ask.rows - 1) * one.kv_bytes
 
 
 def footprints_of(report: LoadReport, metrics: dict[str, float]) -> dict[str, int]:
@@ -129,7 +131,7 @@ def pick_retries(
         and item.code in {MEMORY} | BUSY
         and item.retryable != Retryable.NO.value
         and item.ask.model in present
-        and item.ask.prompt_tokens <= RETRY_TOKENS
+        and item.ask.rows * item.ask.prompt_tokens <= RETRY_TOKENS
     ]
     fair.sort(key=lambda item: -item.ask.prompt_tokens)
     head, rest = fair[: count // 2], fair[count // 2 :]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tests.torture.churn import HELD_BACK
 from tests.torture.outcome import MEMORY, Kind, judge_error
 from tests.torture.run import Record
 
@@ -55,7 +56,7 @@ def _answers(record: Record) -> Iterator[str]:
 
 def _models(record: Record) -> Iterator[str]:
     for turn in record.turns:
-        if turn.ended not in {"ready", "held back", "gone"}:
+        if turn.ended not in {"ready", "gone"} and not turn.ended.startswith(HELD_BACK):
             yield f"the {turn.what} of {turn.model} ended as {turn.ended}"
 
 
@@ -70,7 +71,8 @@ def _refusals(record: Record) -> Iterator[str]:
         if doubt.false:
             ask = doubt.outcome.ask
             yield (
-                f"false refusal: {ask.model} {ask.prompt_tokens}+{ask.max_tokens} tokens need "
+                f"false refusal: {ask.model} {ask.rows} x {ask.prompt_tokens}+{ask.max_tokens} "
+                f"tokens (said to need {doubt.outcome.error.get('estimated_bytes')}) need "
                 f"{doubt.need_bytes} bytes, {doubt.room_bytes} are there when idle"
             )
     for first, again in after.retried:

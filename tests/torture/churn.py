@@ -20,11 +20,12 @@ AWAY_SECONDS = (1.0, 6.0)
 LOAD_SECONDS = 60.0
 GONE_SECONDS = 120.0
 POLL_SECONDS = 0.2
+HELD_BACK = "held back"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One load or unload. `ended` is ready, held back, gone or stuck, or an HTTP status."""
+    """One load or unload. `ended` is ready, held back (why), gone or stuck, or an HTTP status."""
 
     model: str
     what: str
@@ -66,7 +67,9 @@ class Churn:
             if condition(await self._find(name), "Ready") == "True":
                 return self._note(name, "load", "ready", began)
             await asyncio.sleep(POLL_SECONDS)
-        return self._note(name, "load", "held back", began)
+        reasons = {str(item["status"].get("reason")) for item in await self._engines(name)}
+        words = ", ".join(sorted(reasons)) or "no engine"
+        return self._note(name, "load", f"{HELD_BACK} ({words})", began)
 
     async def take(self, name: str) -> str:
         """Delete a model and wait until its object and its engines are gone; how that ended."""

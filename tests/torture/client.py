@@ -60,7 +60,7 @@ async def _exchange(session: aiohttp.ClientSession, url: str, ask: Ask, began: f
         body = json.loads(await reply.text())
     usage = body.get("usage") or {}
     answer = Answer(
-        body["choices"][0]["finish_reason"],
+        tuple(choice.get("finish_reason") for choice in body["choices"]),
         usage.get("prompt_tokens"),
         usage.get("completion_tokens"),
     )
@@ -76,7 +76,7 @@ def _error(text: str) -> dict[str, Any]:
 
 
 async def _read_stream(reply: aiohttp.ClientResponse, ask: Ask, began: float) -> Outcome:
-    finish: str | None = None
+    finishes: list[str] = []
     first: float | None = None
     usage: dict[str, Any] = {}
     done = False
@@ -95,8 +95,11 @@ async def _read_stream(reply: aiohttp.ClientResponse, ask: Ask, began: float) ->
         for choice in event.get("choices") or []:
             if first is None and (choice.get("text") or choice.get("delta")):
                 first = time.monotonic() - began
-            finish = choice.get("finish_reason") or finish
-    answer = Answer(finish, usage.get("prompt_tokens"), usage.get("completion_tokens"), done)
+            if choice.get("finish_reason"):
+                finishes.append(choice["finish_reason"])
+    answer = Answer(
+        tuple(finishes), usage.get("prompt_tokens"), usage.get("completion_tokens"), done
+    )
     return _answered(ask, answer, first)
 
 

@@ -15,13 +15,14 @@ WORDS = ("write", "a", "short", "story", "about", "a", "small", "dog", "and", "a
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Prompts from `low_tokens` to `high_tokens`, small ones more often."""
+    """Prompts from `low_tokens` to `high_tokens`, small ones more often; `rows` of them at once."""
 
     name: str
     low_tokens: int
     high_tokens: int
     weight: float
     outputs_tokens: tuple[int, ...] = (4, 8, 24, 48)
+    rows: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Mix:
     leave_ratio: float = 0.12
     leave_seconds: float = 12.0
     direct_ratio: float = 0.25
-    wave_clients: int = 6
+    wave_clients: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Ask:
     size: str
     prompt_tokens: int
     max_tokens: int
+    rows: int
     stream: bool
     chat: bool
     direct: bool
@@ -64,14 +66,16 @@ class Ask:
 
 TINY_CLASSES = (
     SizeClass("small", 30, 500, 0.62, (4, 8, 24, 64, 200)),
-    SizeClass("medium", 500, 3_000, 0.22, (4, 16, 64, 400)),
+    SizeClass("medium", 500, 3_000, 0.20, (4, 16, 64, 400), (1, 1, 1, 3)),
     SizeClass("large", 3_000, 10_000, 0.10),
     SizeClass("huge", 10_000, 30_000, 0.06),
+    SizeClass("never", 28_000, 30_000, 0.02, (8,), (16,)),
 )
 SMOLLM2_CLASSES = (
-    SizeClass("small", 30, 400, 0.80, (4, 8, 24)),
-    SizeClass("medium", 400, 1_500, 0.15, (4, 8)),
+    SizeClass("small", 30, 400, 0.78, (4, 8, 24)),
+    SizeClass("medium", 400, 1_500, 0.14, (4, 8)),
     SizeClass("large", 1_500, 8_000, 0.05, (4, 8)),
+    SizeClass("never", 7_000, 8_000, 0.03, (8,), (6,)),
 )
 VISITOR_CLASSES = (SizeClass("small", 30, 500, 1.0),)
 
@@ -91,11 +95,12 @@ def draw_ask(mix: Mix, rng: random.Random, client: int, number: int) -> Ask:
     steady = [target for target in mix.targets if len(target.classes) > 1]
     if wave:
         target = steady[client % min(2, len(steady))]
-        size = target.classes[-1]
+        size = next(item for item in reversed(target.classes) if item.rows == (1,))
     else:
         target = rng.choices(mix.targets, [item.weight for item in mix.targets])[0]
         size = rng.choices(target.classes, [item.weight for item in target.classes])[0]
-    low, high = math.log(size.low_tokens), math.log(size.high_tokens)
+    least = size.high_tokens // 2 if wave else size.low_tokens
+    low, high = math.log(least), math.log(size.high_tokens)
     chat = not wave and size is target.classes[0] and rng.random() < 0.25
     leaves = not wave and rng.random() < mix.leave_ratio
     return Ask(
@@ -105,6 +110,7 @@ def draw_ask(mix: Mix, rng: random.Random, client: int, number: int) -> Ask:
         size=size.name,
         prompt_tokens=round(math.exp(rng.uniform(low, high))),
         max_tokens=rng.choice(size.outputs_tokens),
+        rows=1 if chat else rng.choice(size.rows),
         stream=rng.random() < 0.6,
         chat=chat,
         direct=rng.random() < mix.direct_ratio,
@@ -128,7 +134,8 @@ def build_body(ask: Ask) -> dict[str, Any]:
     if ask.chat:
         words = " ".join(rng.choices(WORDS, k=max(1, ask.prompt_tokens // 2)))
         return {**body, "messages": [{"role": "user", "content": words}]}
-    return {**body, "prompt": rng.choices(VOCABULARY, k=ask.prompt_tokens)}
+    prompts = [rng.choices(VOCABULARY, k=ask.prompt_tokens) for _ in range(ask.rows)]
+    return {**body, "prompt": prompts[0] if ask.rows == 1 else prompts}
 
 
 def path_of(ask: Ask) -> str:

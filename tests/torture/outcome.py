@@ -72,9 +72,9 @@ def judge_error(outcome: Outcome, *, comes_and_goes: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a whole answer said of itself."""
+    """What a whole answer said of itself; a reason for each row."""
 
-    finish_reason: str | None
+    finish_reasons: tuple[str | None, ...]
     prompt_tokens: int | None
     completion_tokens: int | None
     done: bool = True
@@ -84,10 +84,10 @@ def judge_answer(ask: Ask, answer: Answer) -> str:
     """Return what a 200 lacks, or nothing when it is the whole answer."""
     if not answer.done:
         return "the stream ended without [DONE]"
-    if answer.finish_reason != "length":
-        return f"finish_reason is {answer.finish_reason!r} although the end token is ignored"
-    if answer.completion_tokens != ask.max_tokens:
-        return f"{answer.completion_tokens} of {ask.max_tokens} tokens came"
-    if not ask.chat and answer.prompt_tokens != ask.prompt_tokens:
-        return f"{ask.prompt_tokens} tokens were sent, {answer.prompt_tokens} counted"
+    if answer.finish_reasons != ("length",) * ask.rows:
+        return f"rows finished as {answer.finish_reasons} although the end token is ignored"
+    if answer.completion_tokens != ask.rows * ask.max_tokens:
+        return f"{answer.completion_tokens} of {ask.rows} x {ask.max_tokens} tokens came"
+    if not ask.chat and answer.prompt_tokens != ask.rows * ask.prompt_tokens:
+        return f"{ask.rows} x {ask.prompt_tokens} tokens were sent, {answer.prompt_tokens} counted"
     return ""

@@ -58,7 +58,7 @@ def _groups(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         found.setdefault(f"{outcome.ask.model} {outcome.ask.size}", []).append(outcome)
-    order = {"small": 0, "medium": 1, "large": 2, "huge": 3}
+    order = {"small": 0, "medium": 1, "large": 2, "huge": 3, "never": 4}
     return dict(
         sorted(found.items(), key=lambda pair: (pair[0].split()[0], order[pair[0].split()[1]]))
     )

@@ -6,7 +6,7 @@ With the guard off it ends soon after the kernel's first kill. Units: seconds.
 import asyncio
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -24,7 +24,7 @@ from tests.torture.churn import Churn, Turn
 from tests.torture.client import PATIENCE_SECONDS, Doors, fire, open_session
 from tests.torture.mix import draw_ask
 from tests.torture.outcome import Outcome
-from tests.torture.stage import Plan, Stage, staged
+from tests.torture.stage import VISITOR, Plan, Stage, staged
 from tests.torture.watch import Seen, look_at_group, start_watching
 
 AFTER_KILL_SECONDS = 3.0
@@ -123,8 +123,9 @@ async def _ask_on(
 async def _settle(churn: Churn, record: Record, present: set[str]) -> None:
     """Take the visitor away and bring the others back, so that retries find them."""
     steady = record.plan.steady
-    await churn.take("visitor")
-    present.discard("visitor")
+    if VISITOR in record.plan.comes_and_goes:
+        await churn.take(VISITOR)
+        present.discard(VISITOR)
     for name in steady:
         if name in record.plan.comes_and_goes and await churn.bring(name) == "HTTP 409":
             churn.turns.pop()  # it was never gone
@@ -148,8 +149,3 @@ async def _look_back(
     final = await wait_quiet(seen)
     leaked = 0 if final is None else final.reserved_bytes
     return Aftermath(leaked, doubts, retried, await fetch_metrics(control, stage.agent.url))
-
-
-def without_guard(plan: Plan) -> Plan:
-    """Return the same run with a guard that grants everything."""
-    return replace(plan, guard=False)

@@ -21,6 +21,7 @@ from tests.torture.client import Doors
 from tests.torture.mix import DEFAULT_MIX, Mix
 
 NODE = "limited"
+VISITOR = "visitor"
 READY_SECONDS = 120.0
 LONG_CONTEXT = 32_768
 
@@ -38,15 +39,15 @@ class Served:
 
 
 def _dense() -> Path:
-    return tiny_model("llama", context=LONG_CONTEXT, hidden=512, layers=2, heads=4)
+    return tiny_model("llama", context=LONG_CONTEXT, hidden=256, layers=2, heads=2)
 
 
 def _moe() -> Path:
-    return tiny_model("qwen3_moe", context=LONG_CONTEXT, hidden=512, layers=2, heads=4)
+    return tiny_model("qwen3_moe", context=LONG_CONTEXT, hidden=256, layers=2, heads=2)
 
 
 def _visitor() -> Path:
-    return tiny_model("llama", context=LONG_CONTEXT, hidden=1024, layers=6, heads=8)
+    return tiny_model("llama", context=LONG_CONTEXT, hidden=1024, layers=3, heads=8)
 
 
 def _smollm2() -> Path:
@@ -54,10 +55,10 @@ def _smollm2() -> Path:
 
 
 MODELS: dict[str, Served] = {
-    "dense": Served(_dense, 1024),
-    "moe": Served(_moe, 1024),
+    "dense": Served(_dense, 4096),
+    "moe": Served(_moe, 4096),
     "smollm2": Served(_smollm2, 512),
-    "visitor": Served(_visitor, 512),
+    VISITOR: Served(_visitor, 512),
 }
 
 
@@ -69,8 +70,8 @@ class Plan:
     seed: int = 1
     guard: bool = True
     clients: int = 16
-    limit_bytes: int = 5 * GIB // 2
-    reserve_bytes: int = 512 * MIB
+    limit_bytes: int = 2 * GIB
+    reserve_bytes: int = 384 * MIB
     margin_bytes: int = 128 * MIB
     retries: int = 6
     mix: Mix = field(default_factory=lambda: DEFAULT_MIX)
@@ -78,7 +79,7 @@ class Plan:
     @property
     def steady(self) -> list[str]:
         """The models that are loaded before the first request, all but the visitor."""
-        return [target.name for target in self.mix.targets if target.name != "visitor"]
+        return [target.name for target in self.mix.targets if target.name != VISITOR]
 
     @property
     def comes_and_goes(self) -> frozenset[str]:
