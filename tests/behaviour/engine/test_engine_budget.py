@@ -201,23 +201,19 @@ def test_a_row_that_asked_goes_on_when_the_budget_is_raised():
 
 
 def test_rows_of_unequal_length_are_not_padded_to_the_longest():
-    """One batch of 17 rows padded to 2,500 tokens would hold 43 MB of KV."""
+    """One batch of 17 rows padded to 2,500 tokens would hold 44 MB of KV."""
     with guarded(max_running=20) as guard:
-        short = {f"s{i}": [i + 1] * (3 + i) for i in range(16)}
-        alone = {name: token_ids(guard.run(greedy(name, p, 40))[name]) for name, p in short.items()}
-        alone["long"] = token_ids(guard.run(greedy("long", LONG, 60))["long"])
+        wanted = {f"s{i}": greedy(f"s{i}", [i + 1] * (3 + i), 150) for i in range(16)}
+        wanted["long"] = greedy("long", LONG, 30)
+        rows = guard.run(*wanted.values())
+        # The long one was decoded beside the short ones, or there was nothing to pad.
+        seen = [e.request_id for e in guard.engine.seen if isinstance(e, Tokens)]
+        assert seen.index("long") < len(seen) - seen[::-1].index("s0") - 30
         per_token_bytes = sum(g.layers * g.bytes_per_token for g in guard.forecast.shape.groups)
-        exact_bytes = (len(LONG) + 60 + 16 * 256) * per_token_bytes
         padded_bytes = 17 * len(LONG) * per_token_bytes
-        more_bytes = 2 * exact_bytes + guard.need_bytes(LONG)
-        assert guard.base_bytes + more_bytes < guard.base_bytes + padded_bytes
-        rows = guard.run(
-            guard.limits(more_bytes),
-            greedy("long", LONG, 60),
-            *(greedy(name, prompt, 40) for name, prompt in short.items()),
-        )
-        assert {name: token_ids(events) for name, events in rows.items()} == alone
-        assert guard.heartbeat().peak_bytes <= guard.base_bytes + more_bytes
+        assert guard.heartbeat().peak_bytes < guard.base_bytes + 0.75 * padded_bytes
+        for name in ("s0", "s15", "long"):
+            assert token_ids(guard.run(wanted[name])[name]) == token_ids(rows[name])
 
 
 def test_decode_that_outgrows_its_budget_is_told_and_never_ended_by_the_engine():
