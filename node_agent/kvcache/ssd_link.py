@@ -117,8 +117,9 @@ class SsdLink:
             self._state = TierState(TierReason.CLOSED, retry_at_seconds=float("inf"))
 
     def _open(self) -> None:
+        suspect = self._state.reason is TierReason.INDEX
         try:
-            session = open_session(self.settings.directory, self.settings.memory_file)
+            session = open_session(self.settings.directory, self.settings.memory_file, suspect)
         except TierFault as fault:
             self._fail(None, fault)
             return

@@ -50,14 +50,18 @@ class Session:
         self.owner.leave()
 
 
-def open_session(path: Path, memory_file: Path | None) -> Session:
-    """Open the cache, and put its index right if need be. Raises: TierFault, OSError."""
+def open_session(path: Path, memory_file: Path | None, suspect: bool = False) -> Session:
+    """Open the cache, and put its index right if need be.
+
+    With `suspect` the index is read through, as it is after a process that died.
+    Raises: TierFault, OSError.
+    """
     directory = CacheDirectory(path, memory_file)
     with directory.locked():
         dead = dead_owners(directory.owners)
-        database = _open_database(directory, suspect=bool(dead))
+        database = _open_database(directory, suspect or bool(dead))
         try:
-            found = survey(directory, database) if dead or database.fresh else None
+            found = survey(directory, database) if suspect or dead or database.fresh else None
             settle_dead(directory, database)
             for token in dead:
                 forget(directory.owners, token)

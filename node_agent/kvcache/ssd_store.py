@@ -208,16 +208,17 @@ class SsdStore:
         except (OSError, TierFault) as error:
             _undo_write(session, folder, claim)
             if isinstance(error, OSError) and error.errno == errno.EDQUOT:
-                self._give_up(session, claim.size_bytes)
+                _give_up(self.link, session, claim.size_bytes)
             raise
         self.link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
 
-    def _give_up(self, session: Session, size_bytes: int) -> None:
-        """Evict as much as did not fit into a quota; the volume's free space does not show it."""
-        with session.database.reading() as connection:
-            use = disk_use(session, connection)
-        smaller = replace(self.link.budget, size_bytes=max(0, use.total_bytes - size_bytes))
-        self.link.stats.add(ssd_evictions=trim_step(session, smaller, self.link.clock()))
+
+def _give_up(link: SsdLink, session: Session, size_bytes: int) -> None:
+    """Evict as much as did not fit into a quota; the volume's free space does not show it."""
+    with session.database.reading() as connection:
+        use = disk_use(session, connection)
+    smaller = replace(link.budget, size_bytes=max(0, use.total_bytes - size_bytes))
+    link.stats.add(ssd_evictions=trim_step(session, smaller, link.clock()))
 
 
 def _put_in_place(session: Session, folder: int, claim: Claim) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node_agent.kvcache.ssd_budget import SsdBudget
+from node_agent.kvcache.ssd_directory import CacheDirectory
 from node_agent.kvcache.ssd_health import TierReason
 from node_agent.kvcache.ssd_room import PutOutcome
 from tests.support.kv_blocks import block, long_chain, open_disk, same_content, wanted
@@ -129,6 +130,21 @@ def test_space_to_be_left_free_is_left_free(volume: Volume) -> None:
     figures = os.statvfs(volume.path)
     assert figures.f_bavail * figures.f_frsize >= 5 << 20
     assert len(disk.blocks()) == 1
+
+
+def test_a_quota_that_the_free_space_does_not_show_leaves_no_half_written_file(
+    volume: Volume, monkeypatch
+) -> None:
+    volume.mount("4m")
+    monkeypatch.setattr(CacheDirectory, "free_bytes", lambda directory: 1 << 40)
+    disk = open_disk(volume.path / "cache", LARGE)
+    outcomes = [disk.store.put(made(seed)) for seed in range(8)]
+    assert outcomes == ["stored"] * 5 + ["off"] * 3
+    assert disk.link.state.reason is TierReason.FULL
+    assert not list((volume.path / "cache" / "blocks").glob("tmp-*"))
+    sizes = [path.stat().st_size for path in disk.blocks()]
+    assert disk.store.figures()[0].used_bytes == sum(-(-size // 4096) * 4096 for size in sizes)
+    assert readable(disk, 4)
 
 
 def test_no_inodes_left_is_like_a_full_disk(volume: Volume) -> None:

@@ -45,7 +45,7 @@ DAMAGE = {
     "directory": lambda path: replace(path, lambda p: (p.mkdir(), (p / "keep").write_text("x"))),
     "fifo": lambda path: replace(path, os.mkfifo),
     "link to itself": lambda path: replace(path, lambda p: p.symlink_to(p)),
-    "link to a file": lambda path: replace(path, lambda p: p.symlink_to("/etc/hostname")),
+    "link to a good block": lambda path: path.symlink_to(path.rename(path.parents[2] / "moved")),
     "link to a device": lambda path: replace(path, lambda p: p.symlink_to("/dev/zero")),
 }
 

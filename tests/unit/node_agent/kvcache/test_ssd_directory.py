@@ -62,6 +62,27 @@ def test_a_missing_or_damaged_index_is_made_again_from_the_headers(tmp_path, dam
     assert again.store.figures()[0].blocks == 3
 
 
+def test_damage_that_shows_only_in_use_is_repaired_at_the_next_try(tmp_path) -> None:
+    disk = open_disk(tmp_path / "cache")
+    for seed in range(200):
+        disk.store.put(block(long_chain(1, seed=100 + seed), 0, payload=2))
+    for index in range(3):
+        disk.store.put(block(ONE, index))
+    disk.link.close()
+    index_file = tmp_path / "cache" / "index.db"
+    content = bytearray(index_file.read_bytes())
+    content[3 * 4096 :] = b"\xff" * (len(content) - 3 * 4096)
+    index_file.write_bytes(content)
+    disk = open_disk(tmp_path / "cache")
+    for _ in range(2):
+        disk.store.find(ONE)
+        disk.clock.now += 120
+        disk.link.probe()
+    assert disk.link.state.ready
+    assert held(disk) == [0, 1, 2]
+    assert disk.store.figures()[0].blocks == 203
+
+
 def test_an_index_replaced_by_another_process_is_noticed(tmp_path) -> None:
     first = filled(tmp_path / "cache")
     (tmp_path / "cache" / "index.db").unlink()
@@ -184,3 +205,28 @@ def test_a_planted_link_in_place_of_the_blocks_folder_is_not_followed(tmp_path) 
     assert not disk.link.state.ready
     assert disk.store.put(block(ONE, 0)) is PutOutcome.OFF
     assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_another_cache_in_its_place_is_noticed_and_then_used_as_what_it_is(tmp_path) -> None:
+    disk = filled(tmp_path / "cache")
+    filled(tmp_path / "other", blocks=1).link.close()
+    (tmp_path / "cache").rename(tmp_path / "unplugged")
+    (tmp_path / "other").rename(tmp_path / "cache")
+    assert disk.store.get(wanted(ONE, 0)) is None
+    assert disk.link.state.reason is TierReason.ABSENT
+    disk.clock.now += 120
+    assert disk.link.probe().ready
+    assert held(disk) == [0]
+
+
+def test_leftovers_of_dead_processes_are_removed_and_files_of_living_ones_kept(tmp_path) -> None:
+    living = filled(tmp_path / "cache")
+    (owner,) = (tmp_path / "cache" / "owners").iterdir()
+    blocks = tmp_path / "cache" / "blocks"
+    for token in (owner.name, "0" * 32):
+        (blocks / f"tmp-{token}-7").write_bytes(b"half a block")
+    (tmp_path / "cache" / "index.db").unlink()
+    second = open_disk(tmp_path / "cache")
+    assert [path.name for path in blocks.glob("tmp-*")] == [f"tmp-{owner.name}-7"]
+    assert held(second) == [0, 1, 2]
+    living.link.close()
