@@ -171,11 +171,12 @@ class FeedingLine:
             case Refuse(message):
                 self._drop(row)
                 fed.refused.append(row)
+                advice = row.tries.advice
                 fed.events.append(
                     Failed(
                         request_id=request_id,
                         code=Code.PREFILL_MEMORY_EXCEEDED.value,
-                        message=message,
+                        message=f"{message}; {advice}" if advice else message,
                         retryable=row.tries.retryable,
                     )
                 )

@@ -49,6 +49,7 @@ class Tries:
     asked_with_room_bytes: int = 0
     final: bool = False
     retryable: str = Retryable.ELSEWHERE.value
+    advice: str = ""
 
     @property
     def held(self) -> bool:
@@ -65,6 +66,7 @@ class Tries:
         if not answer.granted:
             self.final = answer.retryable == Retryable.NO
             self.retryable = answer.retryable
+            self.advice = answer.message
 
 
 class Gatekeeper:

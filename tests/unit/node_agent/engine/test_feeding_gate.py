@@ -90,10 +90,12 @@ def test_the_last_denial_ends_a_lonely_row_with_its_advice():
     for _ in range(2):
         engine.scheduler.steer(answer("long", "later"))
         engine.step_until(Ask)
-    engine.scheduler.steer(answer("long", "elsewhere"))
+    last = Answer(request_id="long", granted=False, retryable="elsewhere", message="close apps")
+    engine.scheduler.steer(last)
     failed = engine.step_until(Failed)
     assert (failed.code, failed.retryable) == (Code.PREFILL_MEMORY_EXCEEDED, "elsewhere")
     assert "may hold" in failed.message
+    assert failed.message.endswith("; close apps")
     assert (engine.runner.rows, engine.scheduler.busy) == ({}, False)
 
 
