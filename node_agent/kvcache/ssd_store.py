@@ -133,9 +133,9 @@ class SsdStore:
                 return PutOutcome.OFF
             with session.directory.blocks() as folder:
                 wanted = (block.header, encoded.size_bytes)
-                outcome, claim = self._reserve(session, folder, wanted)
+                outcome, claim = _reserve(self.link, session, folder, wanted)
                 if settle_if_stuck(session, outcome):
-                    outcome, claim = self._reserve(session, folder, wanted)
+                    outcome, claim = _reserve(self.link, session, folder, wanted)
                 if claim is not None:
                     self._write(session, folder, (block.header, encoded), claim)
                     self.link.proven()
@@ -183,13 +183,6 @@ class SsdStore:
             if session is not None:
                 survey(session.directory, session.database)
 
-    def _reserve(
-        self, session: Session, folder: int, wanted: tuple[BlockHeader, int]
-    ) -> tuple[PutOutcome, Claim | None]:
-        reservation = reserve(session, folder, self.link.budget, wanted, self.link.clock())
-        self.link.stats.add(ssd_evictions=reservation.evicted)
-        return reservation.outcome, reservation.claim
-
     def _write(
         self, session: Session, folder: int, content: tuple[BlockHeader, EncodedBlock], claim: Claim
     ) -> None:
@@ -211,6 +204,14 @@ class SsdStore:
                 _give_up(self.link, session, claim.size_bytes)
             raise
         self.link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
+
+
+def _reserve(
+    link: SsdLink, session: Session, folder: int, wanted: tuple[BlockHeader, int]
+) -> tuple[PutOutcome, Claim | None]:
+    reservation = reserve(session, folder, link.budget, wanted, link.clock())
+    link.stats.add(ssd_evictions=reservation.evicted)
+    return reservation.outcome, reservation.claim
 
 
 def _give_up(link: SsdLink, session: Session, size_bytes: int) -> None:
