@@ -32,7 +32,7 @@ from tests.support.scripted_engine import Script, hash_tokens
 
 pytestmark = pytest.mark.processes
 
-# Each load asks for 216 MiB, see the estimate in test_pool_memory; each engine then holds 150.
+# Each load asks for a little over 200 MiB, most of it what every process holds; then this stays.
 HELD_BYTES = 150 * MIB
 
 

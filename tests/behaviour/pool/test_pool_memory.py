@@ -3,12 +3,14 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal, Retryable
 from manifests.estimate import ENGINE_BASE_BYTES, ModelShape
+from manifests.units import format_bytes
 from node_agent.engine.messages import (
     Abort,
     Answer,
@@ -18,7 +20,9 @@ from node_agent.engine.messages import (
     Reclaim,
     Shutdown,
 )
+from node_agent.pool.load_plan import plan_load_bytes
 from node_agent.pool.memory_side import MemorySide
+from node_agent.sources.base import ModelFiles
 from tests.support.pools import (
     SHAPE,
     await_gone,
@@ -35,6 +39,8 @@ from tests.support.scripted_engine import Script, hash_tokens
 pytestmark = pytest.mark.processes
 
 WEIGHTS_BYTES = 1 << 20
+FILES = ModelFiles(Path("/nowhere"), WEIGHTS_BYTES, "fingerprint", SHAPE)
+NEED = format_bytes(plan_load_bytes(make_want().spec, FILES, fused=False))
 
 
 class Reservation:
@@ -96,7 +102,7 @@ async def test_a_load_waits_for_memory_with_its_bytes_in_words_and_then_goes_on(
     pool.set_wanted({"tiny-0": make_want()})
     view = await await_view(pool, lambda view: view.reason == "WaitingForMemory")
     assert (view.phase, view.pid) == (EnginePhase.PENDING, None)
-    assert view.message == "its load needs 216 MiB"
+    assert view.message == f"its load needs {NEED}"
     refusal = pool.lease("tiny")
     assert isinstance(refusal, Refusal)
     assert "WaitingForMemory" in refusal.message
@@ -206,7 +212,7 @@ async def test_a_request_waits_for_an_engine_that_waits_for_memory_within_its_ti
     added[0] = 61
     refusal = await asyncio.wait_for(waiter, 5)
     assert isinstance(refusal, Refusal)
-    assert "WaitingForMemory: its load needs 216 MiB" in refusal.message
+    assert f"WaitingForMemory: its load needs {NEED}" in refusal.message
 
 
 async def test_a_fault_of_the_memory_side_is_told_and_asked_again(make_pool):
