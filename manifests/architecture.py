@@ -280,8 +280,13 @@ def _expanded(fields: ConfigFields) -> int:
 
 def _recurrent(fields: ConfigFields, name: str, dtype_bytes: int) -> LayerGroup:
     if name == "conv":
-        elements = (fields.integer("conv_L_cache") - 1) * fields.integer("hidden_size")
-        return LayerGroup(kind=LayerKind.RECURRENT, layers=1, constant_bytes=elements * dtype_bytes)
+        row_bytes = fields.integer("hidden_size") * dtype_bytes
+        return LayerGroup(
+            kind=LayerKind.RECURRENT,
+            layers=1,
+            constant_bytes=(fields.integer("conv_L_cache") - 1) * row_bytes,
+            view_row_bytes=row_bytes,
+        )
     width, kernel, state = _linear(fields) if name == "linear_attention" else _mamba(fields)
     linear = name == "linear_attention"
     heads = 0 if linear else fields.optional("mamba_num_heads", "mamba_n_heads", "num_heads")
@@ -290,6 +295,8 @@ def _recurrent(fields: ConfigFields, name: str, dtype_bytes: int) -> LayerGroup:
         layers=1,
         constant_bytes=(kernel - 1) * width * dtype_bytes + state * STATE_BYTES,
         retained_row_bytes=5 * width * dtype_bytes if linear else 4 * width * STATE_BYTES,
+        # mlx-lm 0.32.2 copies the end of a chunk for these and slices it for the others.
+        view_row_bytes=0 if linear else width * dtype_bytes,
         block_heads=heads or 0,
     )
 

@@ -1,4 +1,7 @@
-"""Typed look-ups in a `config.json`, with errors that name the field. Used by `architecture`."""
+"""Typed look-ups in a `config.json` and its like, with errors that name the file and the field.
+
+Used by `architecture` and `image_tokens`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +13,20 @@ MAX_VALUE = 1 << 40
 
 
 class ConfigFields:
-    """The fields of one level of a config; `prefix` is where it stands, for messages."""
+    """The fields of one level of a config; `prefix` is where it stands in `file`, for messages."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], prefix: str = "", file: str = "config.json"
+    ) -> None:
         self._values = values
-        self._prefix = prefix
+        self._place = f"{file}: {prefix}"
+
+    def section(self, name: str) -> "ConfigFields":
+        """Return what is nested under a name; no fields when nothing is."""
+        nested = self._values.get(name)
+        file, _, prefix = self._place.partition(": ")
+        values = nested if isinstance(nested, Mapping) else {}
+        return ConfigFields(values, prefix=f"{prefix}{name}.", file=file)
 
     def has(self, name: str) -> bool:
         """Say whether the field is present and not null."""
@@ -79,8 +91,8 @@ class ConfigFields:
 
     def missing(self, name: str) -> ValueError:
         """Return the error for a field that must be there."""
-        return ValueError(f"config.json: {self._prefix}{name} is missing")
+        return ValueError(f"{self._place}{name} is missing")
 
     def wrong(self, name: str, complaint: str) -> ValueError:
         """Return the error for a field that makes no sense."""
-        return ValueError(f"config.json: {self._prefix}{name} {complaint}")
+        return ValueError(f"{self._place}{name} {complaint}")

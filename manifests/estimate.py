@@ -1,19 +1,36 @@
 """How many bytes a model and its requests need, from `config.json` and safetensors headers.
 
-Owns the arithmetic that the agent, the placement and the gateway share, so that they agree to
-the byte. It never imports MLX and never reads weights. `tests/bench/estimate_accuracy.py` compares
-it with measured peaks.
+Owns the arithmetic that the agent, the placement, the gateway and the engines' gates share, so that
+they agree to the byte. It never imports MLX and never reads weights; the formulas of single layers
+are `manifests.layer_bytes`. `tests/bench/estimate_accuracy.py` compares it with measured peaks.
+
+The engine it describes feeds one row at a time on a cache of its own, every token but the last, in
+chunks that keep buffers at whole steps; then the row joins those being decoded, layer by layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manifests.architecture import read_shape
+from manifests.layer_bytes import (
+    CACHE_STEP_TOKENS,
+    FLOAT_BYTES,
+    LOGITS_COPIES,
+    copied_bytes,
+    decode_bytes,
+    is_unbounded,
+    layer_bytes,
+    passing_bytes,
+    whole_steps,
+)
 from manifests.meta import Reported
 from manifests.shape import LayerGroup, LayerKind, ModelShape
 
 __all__ = [
     "CACHE_STEP_TOKENS",
     "ENGINE_BASE_BYTES",
+    "FLOAT_BYTES",
+    "LOGITS_COPIES",
     "EngineEstimate",
     "LayerGroup",
     "LayerKind",
@@ -21,39 +38,23 @@ __all__ = [
     "PrefillCase",
     "PrefillEstimate",
     "estimate_bytes_per_token",
+    "estimate_chunk",
     "estimate_engine",
+    "estimate_join_bytes",
     "estimate_kv_bytes",
     "estimate_prefill",
     "estimate_tokens_that_fit",
     "read_shape",
 ]
 
-# mlx-lm's caches grow by whole steps. Source: mlx-lm 0.32.2, models/cache.py, `KVCache.step`.
-CACHE_STEP_TOKENS = 256
-
 # What an engine process holds besides weights and requests: Python, mlx, mlx-lm and up to 32 MiB
 # of buffers that MLX keeps for reuse. Source: RSS minus active memory after a prefill was 96 MB
 # (tiny model) and 118 MB (SmolLM2), mlx 0.32.4, Linux CPU, 2026-11-28. Not measured on Metal.
 ENGINE_BASE_BYTES = 192 << 20
 
-# A mask is one byte for each pair of a prefilled token and a remembered one.
-MASK_BYTES = 1
-CHUNKED_MASK_BYTES = 9  # Llama 4 builds its mask from whole numbers
-
-# Mamba works in blocks of this many tokens, in fp32. Source: mlx-lm 0.32.2, `ssm_attn`.
-BLOCK_TOKENS = 256
-FLOAT_BYTES = 4
-
-# Logits of the last position, in fp32: the model's own, normalised, and sorted to sample.
-LOGITS_COPIES = 4
-
-# Metal's fused attention takes these head sizes when it prefills. Source: MLX's
-# scaled_dot_product_attention.cpp; we have not run Metal.
-FUSED_HEAD_DIMS = frozenset((64, 80, 128))
-
 
 class PrefillCase(Reported):
-    """One request's demand. Units: tokens; `rows` requests of this size run as one batch.
+    """One request's demand. Units: tokens; `rows` such rows are held together, one feeds at a time.
 
     `cached_tokens` of the prompt are restored, not computed, but still copied into memory.
     """
@@ -92,26 +93,82 @@ class EngineEstimate:
 
 
 def estimate_kv_bytes(shape: ModelShape, tokens: int, *, chunk_tokens: int) -> int:
-    """Return what one row's caches hold after `tokens`, padded as mlx-lm pads them."""
-    return sum(
-        group.layers * (_held_tokens(group, tokens, chunk_tokens) * group.bytes_per_token)
-        + group.layers * group.constant_bytes
-        for group in shape.groups
-    )
+    """Return what one row's caches hold after `tokens`, padded as mlx-lm pads them.
+
+    `chunk_tokens` is the width of the last chunk, which windowed layers hold besides their window;
+    0 once tokens are decoded one by one.
+    """
+    held = 0
+    for group in shape.groups:
+        held += group.layers * layer_bytes(group, tokens, chunk_tokens)
+    return held
 
 
 def estimate_bytes_per_token(shape: ModelShape) -> int:
     """Return how much one more token adds once every window is full."""
-    return sum(group.layers * group.bytes_per_token for group in shape.groups if _unbounded(group))
+    return sum(
+        group.layers * group.bytes_per_token for group in shape.groups if is_unbounded(group)
+    )
+
+
+def estimate_chunk(
+    shape: ModelShape,
+    *,
+    held_tokens: int,
+    chunk_tokens: int,
+    last_chunk_tokens: int = 0,
+    fused: bool = False,
+) -> int:
+    """Return what the next chunk of a row takes over what is held when it begins.
+
+    Growth of the caches, the copy made while a layer grows, scores and activations; never less
+    for a longer chunk. `held_tokens` are in the cache already, in buffers of whole steps.
+    `last_chunk_tokens` is how many of them the chunk before fed: windowed layers still hold those,
+    so less is added. 0 is always safe.
+    """
+    end_tokens = held_tokens + chunk_tokens
+    added = copied = 0
+    for group in shape.groups:
+        if group.kind is LayerKind.RECURRENT:
+            added += 0 if held_tokens else group.layers * group.constant_bytes
+            copied = max(copied, group.constant_bytes)
+            continue
+        before = layer_bytes(group, held_tokens, last_chunk_tokens)
+        after = layer_bytes(group, end_tokens, chunk_tokens)
+        if held_tokens % CACHE_STEP_TOKENS and is_unbounded(group) and after > before:
+            # Room is added to what is held, not to whole steps.
+            room_tokens = held_tokens + whole_steps(chunk_tokens)
+            after = max(after, room_tokens * group.bytes_per_token)
+        added += group.layers * max(0, after - before)
+        if after > before or (group.window_tokens and end_tokens > group.window_tokens):
+            copied = max(copied, after)
+    scores, activations = passing_bytes(shape, end_tokens, chunk_tokens, fused=fused)
+    return added + copied + scores + activations
+
+
+def estimate_join_bytes(shape: ModelShape, group_tokens: Sequence[int], row_tokens: int) -> int:
+    """Return what joining rows that are decoded takes, over what all of them hold.
+
+    Units: tokens held by each row of the batch, and by the one that joins. Every row is padded to
+    the longest, which stays; one layer exists twice meanwhile; then the first token is picked.
+    """
+    rows = len(group_tokens) + 1
+    longest = max(row_tokens, *group_tokens, 0)
+    held = estimate_kv_bytes(shape, row_tokens, chunk_tokens=0)
+    if group_tokens:
+        held += (rows - 1) * estimate_kv_bytes(shape, max(group_tokens), chunk_tokens=0)
+    padding = rows * estimate_kv_bytes(shape, longest, chunk_tokens=0) - held
+    return padding + rows * (copied_bytes(shape, longest, 0) + decode_bytes(shape, longest))
 
 
 def estimate_prefill(
     shape: ModelShape, case: PrefillCase, *, fused: bool = False
 ) -> PrefillEstimate:
-    """Return what a request needs at its worst moment, in prefill or at the end of decode.
+    """Return what a request needs at its worst moment: in prefill, joining, or at its end.
 
-    `fused` says that the engine's device has fused kernels, which Metal has and a CPU has not;
-    whether attention is among them depends on the model's head size.
+    Holds for every way of cutting the prompt into chunks of at most `chunk_tokens`. `fused` says
+    that the engine's device has fused kernels, which Metal has and a CPU has not; whether
+    attention is among them depends on the model's head size.
     """
     parts = _parts(shape, case, fused=fused)
     return PrefillEstimate(
@@ -175,104 +232,50 @@ class _Parts:
 
 def _parts(shape: ModelShape, case: PrefillCase, *, fused: bool) -> _Parts:
     rows = case.rows
-    prompt_tokens = max(1, case.prompt_tokens)
-    end_tokens = prompt_tokens + max(0, case.max_tokens)
-    chunk = max(1, min(case.chunk_tokens, prompt_tokens - case.cached_tokens))
-    kv_bytes = rows * estimate_kv_bytes(shape, prompt_tokens, chunk_tokens=case.chunk_tokens)
-    end_kv_bytes = rows * estimate_kv_bytes(shape, end_tokens, chunk_tokens=case.chunk_tokens)
-    scores_bytes = rows * chunk * _score_bytes(shape, prompt_tokens, chunk, fused=fused)
-    activations_bytes = rows * _activation_bytes(shape, prompt_tokens, chunk, fused=fused)
-    growth_bytes = rows * _growth_bytes(shape, prompt_tokens, chunk)
-    end_growth_bytes = rows * _growth_bytes(shape, end_tokens, 1)
-    logits_bytes = rows * shape.vocab_size * LOGITS_COPIES * FLOAT_BYTES
+    end_tokens = max(1, case.prompt_tokens) + max(0, case.max_tokens)
+    end_kv_bytes = estimate_kv_bytes(shape, end_tokens, chunk_tokens=0)
+    peak_bytes = rows * (
+        end_kv_bytes + copied_bytes(shape, end_tokens, 0) + decode_bytes(shape, end_tokens)
+    )
+    scores_bytes = activations_bytes = growth_bytes = feeding_bytes = 0
+    # Buffers of a prefix that ends within a step stay as far off whole steps.
+    slack_tokens = CACHE_STEP_TOKENS - 1 if case.cached_tokens % CACHE_STEP_TOKENS else 0
+    for tokens, width in _widest_chunks(shape, case):
+        kv_bytes = estimate_kv_bytes(shape, tokens + slack_tokens, chunk_tokens=width)
+        copied = copied_bytes(shape, tokens + slack_tokens, width)
+        scores, activations = passing_bytes(shape, tokens, width, fused=fused)
+        others_bytes = (rows - 1) * max(kv_bytes, end_kv_bytes)
+        chunk_bytes = others_bytes + kv_bytes + copied + scores + activations
+        if chunk_bytes > feeding_bytes:
+            feeding_bytes = chunk_bytes
+            scores_bytes, activations_bytes, growth_bytes = scores, activations, copied
     return _Parts(
-        end_kv_bytes=end_kv_bytes,
+        end_kv_bytes=rows * end_kv_bytes,
         scores_bytes=scores_bytes,
         activations_bytes=activations_bytes,
         growth_bytes=growth_bytes,
-        peak_bytes=max(
-            kv_bytes + scores_bytes + activations_bytes + growth_bytes,
-            end_kv_bytes + end_growth_bytes + logits_bytes,
-        ),
+        peak_bytes=max(peak_bytes, feeding_bytes),
     )
 
 
-def _latent(shape: ModelShape) -> bool:
-    return any(group.kind is LayerKind.MLA for group in shape.groups)
+def _widest_chunks(shape: ModelShape, case: PrefillCase) -> tuple[tuple[int, int], ...]:
+    """Return the chunks that may take most, each as the tokens it ends after and its width.
 
-
-def _unbounded(group: LayerGroup) -> bool:
-    return group.kind in {LayerKind.FULL, LayerKind.MLA}
-
-
-def _whole_steps(tokens: int) -> int:
-    return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
-
-
-def _seen_tokens(group: LayerGroup, tokens: int, chunk_tokens: int) -> int:
-    """Return how many tokens a layer attends to while it prefills its last chunk."""
-    if group.window_tokens is None:
-        return tokens
-    return min(tokens, group.window_tokens + chunk_tokens)
-
-
-def _held_tokens(group: LayerGroup, tokens: int, chunk_tokens: int) -> int:
-    """Return the length of a layer's buffers, padding included."""
-    if group.kind is LayerKind.RECURRENT:
-        return 0
-    seen = _seen_tokens(group, tokens, chunk_tokens)
-    if group.kind is LayerKind.SLIDING:
-        return seen
-    if group.window_tokens is not None:
-        return min(_whole_steps(tokens), group.window_tokens + _whole_steps(chunk_tokens))
-    aligned = chunk_tokens % CACHE_STEP_TOKENS == 0 or CACHE_STEP_TOKENS % chunk_tokens == 0
-    if aligned:
-        return _whole_steps(seen)
-    return seen + CACHE_STEP_TOKENS - 1
-
-
-def _score_bytes(shape: ModelShape, tokens: int, chunk_tokens: int, *, fused: bool) -> int:
-    """Return the bytes of scores and mask for one prefilled token, in the widest layer."""
-    copies = shape.score_copies
-    if fused and _latent(shape):
-        copies -= 1  # the fused kernel still wants the rotary scores, as its mask
-    elif fused and shape.head_dim in FUSED_HEAD_DIMS:
-        copies = 0
-    scores = copies * shape.attention_heads * shape.dtype_bytes
-    widest = 0
-    for group in shape.groups:
-        if group.kind is LayerKind.RECURRENT:
-            continue
-        mask = CHUNKED_MASK_BYTES if group.kind is LayerKind.CHUNKED else MASK_BYTES
-        widest = max(widest, _seen_tokens(group, tokens, chunk_tokens) * (scores + mask))
-    return widest
-
-
-def _activation_bytes(shape: ModelShape, tokens: int, chunk_tokens: int, *, fused: bool) -> int:
-    elements = shape.row_elements or 8 * (shape.intermediate_size + shape.hidden_size)
-    widest = (chunk_tokens * elements + tokens * shape.expanded_elements) * shape.dtype_bytes
-    return widest + _retained_bytes(shape, chunk_tokens, fused=fused)
-
-
-def _retained_bytes(shape: ModelShape, chunk_tokens: int, *, fused: bool) -> int:
-    """Return what recurrent layers hold on to until the whole chunk is computed."""
-    block_bytes = min(chunk_tokens, BLOCK_TOKENS) ** 2 * FLOAT_BYTES
-    total = 0
-    for group in shape.groups:
-        if group.block_heads:
-            total += (group.layers + 2) * group.block_heads * block_bytes
-        if group.block_heads or not fused:
-            total += group.layers * group.retained_row_bytes * chunk_tokens
-    return total
-
-
-def _growth_bytes(shape: ModelShape, tokens: int, chunk_tokens: int) -> int:
-    """Return what growing one layer's cache takes: a second copy and the room that is added."""
-    added = _whole_steps(chunk_tokens)
-    return max(
-        (
-            group.bytes_per_token * (_seen_tokens(group, tokens, chunk_tokens) + added)
-            for group in shape.groups
-        ),
-        default=0,
+    The engine feeds equal chunks and then the rest. A cache with snapshots also ends chunks at
+    its blocks, so there, and where widths are no whole part of a step, any cut is possible.
+    """
+    width = case.chunk_tokens
+    last_tokens = max(1, case.prompt_tokens - 1)
+    feed_tokens = max(1, last_tokens - case.cached_tokens)
+    if feed_tokens <= width:
+        return ((last_tokens, feed_tokens),)
+    aligned = width % CACHE_STEP_TOKENS == 0 or CACHE_STEP_TOKENS % width == 0
+    sliceable = width <= CACHE_STEP_TOKENS or not any(
+        group.kind is LayerKind.SLIDING or group.kind is LayerKind.RECURRENT
+        for group in shape.groups
     )
+    if not aligned or not sliceable or case.cached_tokens % CACHE_STEP_TOKENS:
+        return ((last_tokens, width),)
+    rest_tokens = feed_tokens % width
+    full = (last_tokens - rest_tokens, width)
+    return (full, (last_tokens, rest_tokens)) if rest_tokens else (full,)

@@ -37,6 +37,11 @@ class LayerGroup(Reported):
         description="what each recurrent layer keeps alive for every prefilled token until its "
         "chunk ends, when no fused kernel runs",
     )
+    view_row_bytes: int = Field(
+        default=0,
+        description="what each recurrent layer's state keeps alive for every token of its last "
+        "chunk, because it is a slice of that chunk's input and not a copy",
+    )
     block_heads: int = Field(
         default=0, description="heads whose block-local matrices a Mamba layer keeps likewise"
     )
@@ -64,6 +69,10 @@ class ModelShape(Reported):
     expanded_elements: int = Field(
         default=0,
         description="elements per context token that a layer rebuilds from its latent in prefill",
+    )
+    assumed: tuple[str, ...] = Field(
+        default=(),
+        description="what the config names and we do not know, counted as full attention",
     )
     score_copies: int = Field(
         default=1, description="score matrices of one layer alive at once when not fused"

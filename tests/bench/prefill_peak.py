@@ -1,9 +1,10 @@
-"""Measures the peak memory of prefills in a process of its own; the truth behind the estimator.
+"""Measures what prompts take, in a process of its own; the truth behind the estimator.
 
 `python -m tests.bench.prefill_peak MODEL` reads cases as JSON lines on standard input (`{"rows":
-.., "prompt_tokens": .., "chunk_tokens": .., "max_tokens": ..}`), runs each from nothing through
-the batch generator that engines use, and writes one JSON line a case: bytes above what was active
-before. Only this module of the bench imports MLX.
+.., "prompt_tokens": .., "cached_tokens": .., "chunk_tokens": .., "max_tokens": ..}`), runs each
+from nothing through the parts that engines are made of, and writes one JSON line a case: the peak
+above what was active before, and every chunk and join with its own. Only this module of the bench
+imports MLX.
 """
 
 import ctypes
@@ -18,68 +19,186 @@ with suppress(OSError):  # must come before MLX; the Linux wheel's own BLAS is f
     ctypes.CDLL("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import make_prompt_cache
+import numpy
+from mlx_lm.generate import StopSequences
+from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load_model
+
+from node_agent.engine.decode_group import DecodeGroup, Newcomer
+from node_agent.engine.meter import MemoryMeter
+from node_agent.engine.prefill import RowPrefill
+
+# Restored caches come in blocks of this many tokens.
+BLOCK_TOKENS = 256
 
 
 def main(arguments: list[str]) -> None:
     """Load the model, then measure every case on standard input."""
     model, _ = load_model(Path(arguments[0]))
     mx.eval(model.parameters())
-    for case in cases():
-        print(json.dumps(case | measure(model, case)), flush=True)
-
-
-def cases() -> Iterator[dict[str, int]]:
-    """Yield the cases of standard input."""
+    Run(model, {"prompt_tokens": 9, "chunk_tokens": 4, "rows": 1, "max_tokens": 2}).measure()
     for line in sys.stdin:
-        yield json.loads(line)
+        case = json.loads(line)
+        print(json.dumps(case | Run(model, case).measure()), flush=True)
 
 
-def measure(model: Any, case: dict[str, int]) -> dict[str, int]:
-    """Run one case and return the bytes it took above the memory in use before."""
-    mx.synchronize()
-    mx.clear_cache()
-    before_bytes = mx.get_active_memory()
-    mx.reset_peak_memory()
-    batchable = all(hasattr(layer, "merge") for layer in make_prompt_cache(model))
-    run = run_batched if batchable else run_single
-    run(model, case)
-    mx.synchronize()
-    return {"measured_bytes": mx.get_peak_memory() - before_bytes}
+class Run:
+    """One case. Units: tokens in, bytes out."""
+
+    def __init__(self, model: Any, case: dict[str, int]) -> None:
+        self._model, self._case = model, {"cached_tokens": 0} | case
+        self._meter = MemoryMeter()
+        self._peaks: list[int] = []
+        self._chunks: list[tuple[int, int, int]] = []
+        self._joins: list[tuple[int, int]] = []
+
+    def measure(self) -> dict[str, Any]:
+        """Run the case: feed the rows in turn, let each join, decode them to their end."""
+        saved = self._save_prefixes()
+        mx.synchronize()
+        mx.clear_cache()
+        before_bytes = mx.get_active_memory()
+        mx.reset_peak_memory()
+        rows = [self._start(row, prefix) for row, prefix in enumerate(saved)]
+        decoding: DecodeGroup | None = None
+        for row, prefill in self._feed_in_turn(rows):
+            decoding = self._join(decoding, row, prefill)
+        while decoding is not None and decoding.uids:
+            decoding.decode()
+        mx.synchronize()
+        peak_bytes = max(mx.get_peak_memory(), *self._peaks, 0)
+        return {
+            "measured_bytes": peak_bytes - before_bytes,
+            "chunks": self._chunks,
+            "joins": self._joins,
+        }
+
+    def _prompt(self, row: int) -> list[int]:
+        """Return tokens that differ from row to row and avoid the special ones."""
+        return [10 + (7 * index + 31 * row) % 1000 for index in range(self._case["prompt_tokens"])]
+
+    def _start(self, row: int, prefix: list[Any]) -> RowPrefill:
+        if not prefix:
+            return RowPrefill(self._model, self._prompt(row))
+        cache = restore(make_prompt_cache(self._model), prefix)
+        self._note_peak()
+        cached_tokens = self._case["cached_tokens"]
+        return RowPrefill(self._model, self._prompt(row), cache=cache, fed_tokens=cached_tokens)
+
+    def _save_prefixes(self) -> list[list[Any]]:
+        """Compute what is to be restored, and keep it where MLX does not count it."""
+        cached_tokens, rows = self._case["cached_tokens"], self._case["rows"]
+        if not cached_tokens:
+            return [[] for _ in range(rows)]
+        saved = []
+        for row in range(rows):
+            prefix = self._prompt(row)[: cached_tokens + 1]
+            prefill = RowPrefill(self._model, prefix)
+            while chunk_tokens := prefill.next_chunk_tokens(BLOCK_TOKENS):
+                prefill.feed(row, chunk_tokens)
+            saved.append([save(layer) for layer in prefill.cache])
+        return saved
+
+    def _feed_in_turn(self, rows: list[RowPrefill]) -> Iterator[tuple[int, RowPrefill]]:
+        """Feed one chunk of one row at a time; yield each row that is fed to its end."""
+        line = list(enumerate(rows))
+        rows.clear()
+        while line:
+            row, prefill = line.pop(0)
+            chunk_tokens = prefill.next_chunk_tokens(self._case["chunk_tokens"])
+            if not chunk_tokens:
+                yield row, prefill
+                continue
+            held_tokens = prefill.fed_tokens
+            self._begin()
+            prefill.feed(row, chunk_tokens)
+            self._chunks.append((held_tokens, chunk_tokens, self._end()))
+            line.append((row, prefill))
+
+    def _join(
+        self, decoding: DecodeGroup | None, row: int, prefill: RowPrefill
+    ) -> DecodeGroup | None:
+        self._begin()
+        cache = prefill.hand_over()
+        rows = 1 if decoding is None else len(decoding.uids) + 1
+        if not all(hasattr(layer, "merge") for layer in cache):
+            self._decode_alone(row, cache)
+        else:
+            prompt = self._prompt(row)
+            newcomer = Newcomer(
+                row, prompt, self._case["max_tokens"], greedy_sampler, StopSequences()
+            )
+            if decoding is None:
+                decoding = DecodeGroup(self._model, newcomer, cache)
+            else:
+                decoding.add(newcomer, cache)
+        self._joins.append((rows, self._end()))
+        return decoding
+
+    def _decode_alone(self, row: int, cache: list[Any]) -> None:
+        """Decode a row whose cache cannot be batched, as the engine's serial runner does."""
+        last = self._prompt(row)[-1]
+        for _ in range(self._case["max_tokens"]):
+            logits = self._model(mx.array([[last]]), cache=cache)[:, -1, :]
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            last = int(mx.argmax(logprobs).item())
+
+    def _begin(self) -> None:
+        self._note_peak()
+        self._meter.begin_chunk()
+
+    def _end(self) -> int:
+        mx.synchronize()
+        self._note_peak()
+        actual_bytes = self._meter.end_chunk()
+        self._meter.clear()
+        return actual_bytes
+
+    def _note_peak(self) -> None:
+        mx.synchronize()
+        self._peaks.append(mx.get_peak_memory())
 
 
-def prompt(case: dict[str, int], row: int) -> list[int]:
-    """Return tokens that differ from row to row and avoid the special ones."""
-    return [10 + (7 * index + 31 * row) % 1000 for index in range(case["prompt_tokens"])]
+def save(layer: Any) -> Any:
+    """Return one layer's cache as arrays that MLX does not count, cut into blocks."""
+    if isinstance(layer, CacheList):
+        return [save(member) for member in layer.caches]
+    if type(layer) is not KVCache:
+        return to_host(layer.state)
+    ends = range(0, layer.offset, BLOCK_TOKENS)
+    return [
+        [to_host(array[..., at : min(at + BLOCK_TOKENS, layer.offset), :]) for at in ends]
+        for array in (layer.keys, layer.values)
+    ]
 
 
-def run_batched(model: Any, case: dict[str, int]) -> None:
-    """Prefill every row together and decode a little."""
-    generator = BatchGenerator(
-        model, max_tokens=case["max_tokens"], prefill_step_size=case["chunk_tokens"]
-    )
-    generator.insert([prompt(case, row) for row in range(case["rows"])])
-    unfinished = case["rows"]
-    while unfinished:
-        _, responses = generator.next()
-        unfinished -= sum(response.finish_reason is not None for response in responses)
-    generator.close()
+def restore(cache: list[Any], saved: list[Any]) -> list[Any]:
+    """Fill an empty cache with what was saved, one layer at a time."""
+    for layer, state in zip(cache, saved, strict=True):
+        if isinstance(layer, CacheList):
+            restore(list(layer.caches), state)
+        elif type(layer) is KVCache:
+            keys, values = (mx.concatenate(to_device(blocks), axis=2) for blocks in state)
+            layer.state = (keys, values, keys.shape[2])
+        else:
+            layer.state = to_device(state)
+        mx.eval(layer.state)
+    return cache
 
 
-def run_single(model: Any, case: dict[str, int]) -> None:
-    """Prefill one row of a model whose cache cannot be batched."""
-    if case["rows"] != 1:
-        raise ValueError("this model's cache cannot be batched; rows must be 1")
-    steps = generate_step(
-        mx.array(prompt(case, 0)),
-        model,
-        max_tokens=case["max_tokens"],
-        prefill_step_size=case["chunk_tokens"],
-    )
-    for _ in steps:
-        continue
+def to_host(value: Any) -> Any:
+    """Return a copy outside MLX; what is no array stays as it is."""
+    if isinstance(value, list | tuple):
+        return [to_host(item) for item in value]
+    return numpy.array(value) if isinstance(value, mx.array) else value
+
+
+def to_device(value: Any) -> Any:
+    """Return the MLX arrays of what `to_host` gave."""
+    if isinstance(value, list):
+        return [to_device(item) for item in value]
+    return mx.array(value) if isinstance(value, numpy.ndarray) else value
 
 
 if __name__ == "__main__":
