@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import structlog
 
-from manifests.engine import Engine
+from manifests.engine import Engine, EnginePhase
 from manifests.guard import MemoryGuard, MemoryGuardSpec
 from manifests.meta import FleetObject
 from manifests.node import Node
@@ -97,6 +97,7 @@ class Sync:
         self._saved: Mapping[str, Engine] = {}
         self._wanted: Mapping[str, EngineWant] | None = None
         self._stopping = False
+        self._ready: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Work until cancelled. Raises NodeTakenError, alone, when the name is another's."""
@@ -148,6 +149,12 @@ class Sync:
     def _pool_changed(self) -> None:
         self.news.look_at_pool()
         self._to_report.set()
+        views = self._pool.views()
+        ready = frozenset(view.want.name for view in views if view.phase is EnginePhase.READY)
+        if ready != self._ready:
+            # What the node holds has changed by a whole model; people should not wait to see it.
+            self._ready = ready
+            self.lease.hurry()
 
     async def _converge_loop(self) -> None:
         await self._start_from_disk_unless_listed()

@@ -113,6 +113,11 @@ class Stream:
         return self
 
 
+def warned_about(fleet: Fleet) -> set[str]:
+    events = fleet.api.list("events")["items"]
+    return {e["involvedObject"]["name"] for e in events if e["type"] == "Warning"}
+
+
 def engine_pid(fleet: Fleet, model: str) -> int:
     def pid() -> int | None:
         engines = fleet.engines(model)
@@ -214,8 +219,7 @@ def test_a_model_that_fits_nowhere_says_what_it_needs_what_is_there_and_the_near
     assert "roomy" in found["message"]
     assert "GiB" in found["message"]
     assert "short by" in found["message"]
-    warnings = [e for e in fleet.api.list("events")["items"] if e["type"] == "Warning"]
-    assert any(event["involvedObject"]["name"] == "huge" for event in warnings)
+    eventually(lambda: "huge" in warned_about(fleet), "an event tells of it")
     with pytest.raises(openai.APIStatusError) as refused:
         ask(fleet.url, model="huge", messages=MESSAGES)
     assert refused.value.status_code == 503
