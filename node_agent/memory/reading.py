@@ -40,9 +40,10 @@ class EngineHistory:
     """The last few measurements of one process.
 
     `used_bytes` is the highest of them, so a read in the trough after a cache clear is not
-    believed; `idle_bytes` is the lowest while it had a model and nothing to do, and until it was
-    seen like that (`rested`) what such a process should hold. `overhead_bytes` is what it holds
-    beyond MLX's memory: the interpreter and the libraries.
+    believed; `idle_bytes` is the lowest while it had a model and nothing to do, of the last few
+    once it has rested that long: a process that has worked does not shrink to what it was when it
+    was new. Until it was seen at rest (`rested`) it is what such a process should hold.
+    `overhead_bytes` is what it holds beyond MLX's memory: the interpreter and the libraries.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class EngineHistory:
     idle_bytes: int
     rested: bool = False
     weights_bytes: int = 0
+    resting_samples: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -85,13 +87,17 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
     """Add one measurement; a new process starts afresh."""
     measured = use.measured_bytes
     samples: tuple[int, ...] = ()
-    rested = False
+    rested, resting = False, 0
     if previous is not None and previous.pid == use.pid:
         # When neither the OS nor MLX answered, the memory is still there.
         measured = measured or previous.used_bytes
-        samples, rested = previous.samples, previous.rested
+        samples, rested, resting = previous.samples, previous.rested, previous.resting_samples
+    samples = (*samples, measured)[-HIGH_WATER_SAMPLES:]
     loaded = use.weights_bytes > 0
-    if previous is not None and rested:
+    resting = resting + 1 if loaded and not use.busy else 0
+    if resting >= HIGH_WATER_SAMPLES:
+        idle = min(samples)
+    elif previous is not None and rested:
         idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, measured)
     elif loaded and use.busy:
         idle = min(measured, use.weights_bytes + ENGINE_BASE_BYTES)
@@ -99,10 +105,11 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
         idle = measured
     return EngineHistory(
         pid=use.pid,
-        samples=(*samples, measured)[-HIGH_WATER_SAMPLES:],
+        samples=samples,
         idle_bytes=max(idle, use.weights_bytes),
         rested=loaded and (rested or not use.busy),
         weights_bytes=use.weights_bytes,
+        resting_samples=resting,
     )
 
 

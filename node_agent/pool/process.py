@@ -23,6 +23,11 @@ LAST_WORDS_SECONDS = 1.0
 _CODE_ROOT = Path(__file__).resolve().parents[2]
 # An engine needs no credentials, so it gets none.
 _SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
+# glibc raises its own bar for giving memory back with every large buffer that is freed, so an
+# engine kept up to 32 MiB blocks for good: after prompts of 6,000 tokens a tiny model rested at
+# 134 MiB; with a fixed bar at 62 MiB, as before them. Speed was the same within noise.
+# Source: mlx 0.32.4, Linux CPU, 2 cores, 2026-11-28; mallopt(3).
+_LINUX_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ def plan_environment(launcher: Launcher, inherited: Mapping[str, str]) -> dict[s
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if sys.platform == "linux":
+        environment = _LINUX_MALLOC | environment
     if launcher.preload is not None and sys.platform == "linux":
         before = filter(None, [inherited.get("LD_PRELOAD")])
         environment["LD_PRELOAD"] = ":".join([str(launcher.preload), *before])

@@ -71,6 +71,16 @@ def test_an_engine_first_seen_at_work_is_not_taken_to_hold_that_much_at_rest() -
     assert again.idle_bytes == 2 * GIB + 700
 
 
+def test_a_process_that_rests_higher_than_when_new_is_believed_after_a_few_samples() -> None:
+    new, rest = use(60, weights=50), use(80, weights=50)
+    busy = use(200, weights=50, busy=True)
+    assert read(new, busy, busy).idle_bytes == 60
+    assert read(new, busy, rest, rest).idle_bytes == 60
+    assert read(new, busy, rest, rest, rest).idle_bytes == 80
+    assert read(new, busy, rest, rest, rest, busy).idle_bytes == 80
+    assert read(new, busy, rest, rest, rest, new).idle_bytes == 60
+
+
 def test_idle_use_is_never_less_than_the_weights() -> None:
     assert read(use(60, weights=50), use(10, weights=50)).idle_bytes == 50
 

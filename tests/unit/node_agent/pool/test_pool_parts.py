@@ -180,6 +180,13 @@ def test_an_engine_gets_no_credentials_and_no_network():
     assert "LD_PRELOAD" not in environment
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_an_engine_gives_freed_memory_back_and_a_users_own_setting_stays():
+    environment = plan_environment(Launcher(), {"MALLOC_TRIM_THRESHOLD_": "1"})
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == "1"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux")
 def test_a_preload_goes_before_what_was_preloaded_already():
     launcher = Launcher(preload=Path("/lib/libopenblas.so.0"))
