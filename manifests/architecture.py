@@ -3,7 +3,8 @@
 It says how mlx-lm caches each layer, which is not always what the model's authors describe:
 mlx-lm keeps the whole past for Gemma 2, Mistral and Qwen 2 although their configs name a window,
 and stores DeepSeek V2 uncompressed. An architecture that is not listed counts as full attention,
-which can only overestimate. Source: mlx-lm 0.32.2, `models/*.py`.
+and so does a kind of layer that nobody here knows, which `ModelShape.assumed` then names: its
+cache is never larger. Source: mlx-lm 0.32.2, `models/*.py`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from typing import Any
 from manifests.config_fields import ConfigFields
 from manifests.shape import LayerGroup, LayerKind, ModelShape
 
-LANGUAGE_KEYS = ("text_config", "language_config", "llm_config")
+# Omni models nest twice: thinker_config.text_config.
+LANGUAGE_KEYS = ("text_config", "language_config", "llm_config", "thinker_config")
 
 # A config may come from anywhere; more layers than this would only cost memory to count.
 MAX_LAYERS = 10_000
@@ -83,6 +85,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 ATTENTION_NAMES = frozenset(("full_attention", "attention", "hybrid", "global"))
 RECURRENT_NAMES = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent"))
 SLIDING_NAMES = frozenset(("sliding_attention", "local"))
+KNOWN_NAMES = ATTENTION_NAMES | RECURRENT_NAMES | SLIDING_NAMES | {"chunked_attention"}
 
 
 def read_shape(config: Mapping[str, Any], *, dtype_bytes: int | None = None) -> ModelShape:
@@ -101,7 +104,8 @@ def read_shape(config: Mapping[str, Any], *, dtype_bytes: int | None = None) -> 
     if heads is None and not recurrent_only:
         raise fields.missing("num_attention_heads")
     hidden = fields.integer("hidden_size", "n_embd", "d_model", "dim")
-    groups = _grouped(_layers(fields, model_type, dtype_bytes))
+    names = _layer_names(fields, model_type)
+    groups = _grouped(_layers(fields, names, dtype_bytes))
     latent = model_type in CACHES_LATENT
     context = fields.optional("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
     if context is None and not recurrent_only:
@@ -121,6 +125,7 @@ def read_shape(config: Mapping[str, Any], *, dtype_bytes: int | None = None) -> 
         row_elements=_row_elements(fields, model_type, hidden),
         expanded_elements=_expanded(fields) if latent else 0,
         score_copies=_score_copies(model_type, latent=latent),
+        assumed=tuple(sorted(set(names) - KNOWN_NAMES)),
     )
 
 
@@ -128,15 +133,14 @@ def language_fields(config: Mapping[str, Any]) -> ConfigFields:
     """Return the fields of the language model, which a multimodal config nests.
 
     A vision encoder's sizes may stand at the top level, so the nested config is never mixed with
-    it; only the dtype is looked up there.
+    it; only the dtype, and a model type that is nowhere else, are looked up there.
     """
-    for key in LANGUAGE_KEYS:
-        nested = config.get(key)
-        if isinstance(nested, Mapping):
-            outer = {name: config[name] for name in ("torch_dtype", "dtype") if name in config}
-            inner = {"model_type": config.get("model_type"), **outer, **nested}
-            return ConfigFields(_with_defaults(inner), prefix=f"{key}.")
-    return ConfigFields(_with_defaults(config))
+    inner, prefix = config, ""
+    while key := next((k for k in LANGUAGE_KEYS if isinstance(inner.get(k), Mapping)), None):
+        kept = ("model_type", "torch_dtype", "dtype")
+        outer = {name: inner[name] for name in kept if name in inner}
+        inner, prefix = {**outer, **inner[key]}, f"{prefix}{key}."
+    return ConfigFields(_with_defaults(inner), prefix=prefix)
 
 
 def _with_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,6 +165,8 @@ def _kv_heads(fields: ConfigFields, heads: int) -> int:
 
 
 def _head_dim(fields: ConfigFields) -> int:
+    if fields.has("kv_lora_rank"):
+        return _latent_head_dim(fields)
     given = fields.optional("head_dim", "v_head_dim")
     if given is not None:
         return given
@@ -171,6 +177,14 @@ def _head_dim(fields: ConfigFields) -> int:
     return hidden // heads
 
 
+def _latent_head_dim(fields: ConfigFields) -> int:
+    """Return the size of keys and values while they prefill; 0 where the two differ."""
+    keys, values = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    if fields.text("model_type") not in CACHES_LATENT:  # else the rotary part is a mask
+        keys += fields.integer("qk_rope_head_dim")
+    return keys if keys == values else 0
+
+
 def _grouped(layers: list[LayerGroup]) -> tuple[LayerGroup, ...]:
     counts: dict[LayerGroup, int] = {}
     for layer in layers:
@@ -178,8 +192,8 @@ def _grouped(layers: list[LayerGroup]) -> tuple[LayerGroup, ...]:
     return tuple(layer.model_copy(update={"layers": n}) for layer, n in counts.items())
 
 
-def _layers(fields: ConfigFields, model_type: str, dtype_bytes: int) -> list[LayerGroup]:
-    names = _layer_names(fields, model_type)
+def _layers(fields: ConfigFields, names: list[str], dtype_bytes: int) -> list[LayerGroup]:
+    model_type = fields.text("model_type")
     layers = []
     for name in names:
         if name in RECURRENT_NAMES:
@@ -254,10 +268,8 @@ def _attention(fields: ConfigFields, model_type: str, name: str, dtype_bytes: in
     elif name in SLIDING_NAMES and model_type in HONOURS_WINDOW:
         window = fields.integer("sliding_window")
         kind = LayerKind.SLIDING
-    elif name in ATTENTION_NAMES or name in SLIDING_NAMES:
-        return LayerGroup(kind=LayerKind.FULL, layers=1, bytes_per_token=per_token)
     else:
-        raise fields.wrong("layer_types", f"names an unknown kind of layer, {name!r}")
+        return LayerGroup(kind=LayerKind.FULL, layers=1, bytes_per_token=per_token)
     return LayerGroup(kind=kind, layers=1, bytes_per_token=per_token, window_tokens=window)
 
 
@@ -290,11 +302,15 @@ def _recurrent(fields: ConfigFields, name: str, dtype_bytes: int) -> LayerGroup:
     width, kernel, state = _linear(fields) if name == "linear_attention" else _mamba(fields)
     linear = name == "linear_attention"
     heads = 0 if linear else fields.optional("mamba_num_heads", "mamba_n_heads", "num_heads")
+    # What a gated delta layer makes for each token, in widths of its convolution. Qwen3-Next
+    # frees most of it before attention.
+    retained, passing = (2, 5) if fields.value("model_type") == "qwen3_next" else (5, 0)
     return LayerGroup(
         kind=LayerKind.RECURRENT,
         layers=1,
         constant_bytes=(kernel - 1) * width * dtype_bytes + state * STATE_BYTES,
-        retained_row_bytes=5 * width * dtype_bytes if linear else 4 * width * STATE_BYTES,
+        retained_row_bytes=retained * width * dtype_bytes if linear else 4 * width * STATE_BYTES,
+        passing_row_bytes=passing * width * dtype_bytes if linear else 0,
         # mlx-lm 0.32.2 copies the end of a chunk for these and slices it for the others.
         view_row_bytes=0 if linear else width * dtype_bytes,
         block_heads=heads or 0,
@@ -352,7 +368,8 @@ def _row_elements(fields: ConfigFields, model_type: str, hidden: int) -> int:
     dense = 0
     if fields.optional("first_k_dense_replace"):
         dense = 5 * _intermediate(fields, hidden)
-    return per_width * hidden + max(routed + shared, dense)
+    router = 5 * _experts(fields) + hidden // 2
+    return per_width * hidden + router + max(routed + shared, dense)
 
 
 def _score_copies(model_type: str, *, latent: bool) -> int:

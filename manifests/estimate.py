@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manifests.architecture import read_shape
+from manifests.image_tokens import estimate_image_tokens
 from manifests.layer_bytes import (
     CACHE_STEP_TOKENS,
     FLOAT_BYTES,
@@ -40,6 +41,7 @@ __all__ = [
     "estimate_bytes_per_token",
     "estimate_chunk",
     "estimate_engine",
+    "estimate_image_tokens",
     "estimate_join_bytes",
     "estimate_kv_bytes",
     "estimate_prefill",

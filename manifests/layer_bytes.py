@@ -94,6 +94,9 @@ def passing_bytes(
     """Return the scores and the activations of a chunk, with slack for both in the latter."""
     scores = score_bytes(shape, tokens, chunk_tokens, fused=fused)
     activations = activation_bytes(shape, tokens, chunk_tokens, fused=fused)
+    if not fused:
+        passing = sum(group.layers * group.passing_row_bytes for group in shape.groups)
+        activations += max(0, chunk_tokens * passing - scores)
     return scores, activations + (scores + activations) // SLACK_PARTS
 
 

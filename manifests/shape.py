@@ -37,6 +37,10 @@ class LayerGroup(Reported):
         description="what each recurrent layer keeps alive for every prefilled token until its "
         "chunk ends, when no fused kernel runs",
     )
+    passing_row_bytes: int = Field(
+        default=0,
+        description="the like that is gone again before an attention layer has its scores",
+    )
     view_row_bytes: int = Field(
         default=0,
         description="what each recurrent layer's state keeps alive for every token of its last "
@@ -48,7 +52,10 @@ class LayerGroup(Reported):
 
 
 class ModelShape(Reported):
-    """What the estimator needs to know of an architecture. Units: tokens, heads, elements."""
+    """What the estimator needs to know of an architecture. Units: tokens, heads, elements.
+
+    `head_dim` is 0 where keys and values differ in size, which no fused kernel takes.
+    """
 
     model_type: str
     groups: tuple[LayerGroup, ...]

@@ -138,6 +138,44 @@ def test_an_unknown_architecture_counts_as_full_attention() -> None:
     assert kinds(read_shape(LLAMA_CONFIG | {"model_type": "brand_new"})) == {LayerKind.FULL: 4}
 
 
+def test_an_unknown_kind_of_layer_counts_as_full_attention_and_is_named() -> None:
+    types = ["psychic", "full_attention", "dreaming", "psychic"]
+    shape = read_shape(LLAMA_CONFIG | {"model_type": "brand_new", "layer_types": types})
+    assert kinds(shape) == {LayerKind.FULL: 4}
+    assert shape.assumed == ("dreaming", "psychic")
+    assert read_shape(LLAMA_CONFIG).assumed == ()
+
+
+def test_a_language_model_nested_twice_is_found() -> None:
+    thinker = {"torch_dtype": "float32", "num_hidden_layers": 9, "text_config": LLAMA_CONFIG}
+    shape = read_shape({"model_type": "some_omni", "thinker_config": thinker})
+    assert shape == read_shape(LLAMA_CONFIG)
+    del thinker["text_config"]
+    with pytest.raises(ValueError, match=r"config.json: thinker_config\.\w+ is missing"):
+        read_shape({"model_type": "some_omni", "thinker_config": thinker})
+
+
+@pytest.mark.parametrize(
+    ("change", "head_dim"),
+    [
+        ({"qk_nope_head_dim": 128, "v_head_dim": 128}, 128),
+        ({"qk_nope_head_dim": 192, "v_head_dim": 256}, 0),
+        ({"model_type": "deepseek_v2", "qk_nope_head_dim": 128, "v_head_dim": 128}, 0),
+    ],
+)
+def test_a_latent_models_head_size_is_that_of_keys_and_values_alike(
+    change: dict[str, Any], head_dim: int
+) -> None:
+    assert read_shape(public_configs.DEEPSEEK_V3 | change).head_dim == head_dim
+
+
+def test_recurrent_layers_say_what_their_state_keeps_alive() -> None:
+    mamba = read_shape(tiny_config("mamba2", layers=None, hidden=64, context=512))
+    assert mamba.groups[0].view_row_bytes == (128 + 2 * 16) * 4
+    delta = read_shape(public_configs.QWEN3_NEXT_80B_A3B).groups
+    assert {group.view_row_bytes for group in delta} == {0}
+
+
 def test_a_head_size_may_follow_from_the_hidden_size() -> None:
     config = {name: value for name, value in LLAMA_CONFIG.items() if name != "head_dim"}
     assert read_shape(config) == read_shape(LLAMA_CONFIG)
@@ -171,7 +209,6 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"torch_dtype": "int3"}, "torch_dtype must be one of"),
         ({"layer_types": "full"}, "layer_types must be a list of strings"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of 4"),
-        ({"layer_types": ["psychic"] * 4}, "layer_types names an unknown kind of layer"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_window is missing"),
         ({"head_dim": None, "hidden_size": 65}, "head_dim is missing and hidden_size"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers leaves no layer"),
