@@ -58,6 +58,8 @@ def _models(record: Record) -> Iterator[str]:
     for turn in record.turns:
         if turn.ended not in {"ready", "gone"} and not turn.ended.startswith(HELD_BACK):
             yield f"the {turn.what} of {turn.model} ended as {turn.ended}"
+        elif turn.idle and turn.ended.startswith(HELD_BACK):
+            yield f"{turn.model} was {turn.ended} although no client asked anything"
 
 
 def _refusals(record: Record) -> Iterator[str]:

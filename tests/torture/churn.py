@@ -25,12 +25,16 @@ HELD_BACK = "held back"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One load or unload. `ended` is ready, held back (why), gone or stuck, or an HTTP status."""
+    """One load or unload. `ended` is ready, held back (why), gone or stuck, or an HTTP status.
+
+    `idle` says that no client asked anything meanwhile.
+    """
 
     model: str
     what: str
     ended: str
     seconds: float
+    idle: bool = False
 
 
 class Churn:
@@ -38,6 +42,7 @@ class Churn:
 
     def __init__(self, stage: Stage, session: aiohttp.ClientSession, rng: random.Random) -> None:
         self.turns: list[Turn] = []
+        self.idle = False
         self._stage, self._session, self._rng = stage, session, rng
 
     async def run(self, models: list[str], present: set[str]) -> None:
@@ -67,9 +72,7 @@ class Churn:
             if condition(await self._find(name), "Ready") == "True":
                 return self._note(name, "load", "ready", began)
             await asyncio.sleep(POLL_SECONDS)
-        reasons = {str(item["status"].get("reason")) for item in await self._engines(name)}
-        words = ", ".join(sorted(reasons)) or "no engine"
-        return self._note(name, "load", f"{HELD_BACK} ({words})", began)
+        return self._note(name, "load", f"{HELD_BACK} ({await self._why(name)})", began)
 
     async def take(self, name: str) -> str:
         """Delete a model and wait until its object and its engines are gone; how that ended."""
@@ -83,6 +86,15 @@ class Churn:
                 return self._note(name, "unload", "gone", began)
             await asyncio.sleep(POLL_SECONDS)
         return self._note(name, "unload", "stuck", began)
+
+    async def _why(self, name: str) -> str:
+        """Return the reasons of its engines, or those of its own conditions without any."""
+        reasons = {str(item["status"].get("reason")) for item in await self._engines(name)}
+        status = (await self._find(name) or {}).get("status") or {}
+        unmet = {
+            item["reason"] for item in status.get("conditions", []) if item["status"] != "True"
+        }
+        return ", ".join(sorted(reasons or unmet))
 
     def _url(self, name: str) -> str:
         return f"{self._stage.fleet.url}{API}/models/{name}"
@@ -99,5 +111,5 @@ class Churn:
             return items
 
     def _note(self, model: str, what: str, ended: str, began: float) -> str:
-        self.turns.append(Turn(model, what, ended, time.monotonic() - began))
+        self.turns.append(Turn(model, what, ended, time.monotonic() - began, self.idle))
         return ended

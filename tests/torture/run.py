@@ -123,6 +123,7 @@ async def _ask_on(
 async def _settle(churn: Churn, record: Record, present: set[str]) -> None:
     """Take the visitor away and bring the others back, so that retries find them."""
     steady = record.plan.steady
+    churn.idle = True
     if VISITOR in record.plan.comes_and_goes:
         await churn.take(VISITOR)
         present.discard(VISITOR)

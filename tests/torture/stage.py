@@ -24,6 +24,8 @@ NODE = "limited"
 VISITOR = "visitor"
 READY_SECONDS = 120.0
 LONG_CONTEXT = 32_768
+# A node is chosen for the weights and this much context; all models must find their place.
+PLACED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,10 @@ class Served:
 
     def spec(self) -> dict[str, Any]:
         """Return what the run declares besides the source."""
-        return {"prefill": {"chunkTokens": self.chunk_tokens}}
+        return {
+            "prefill": {"chunkTokens": self.chunk_tokens},
+            "context": {"minTokens": PLACED_TOKENS},
+        }
 
 
 def _dense() -> Path:
@@ -47,7 +52,7 @@ def _moe() -> Path:
 
 
 def _visitor() -> Path:
-    return tiny_model("llama", context=LONG_CONTEXT, hidden=1024, layers=3, heads=8)
+    return tiny_model("llama", context=LONG_CONTEXT, hidden=1024, layers=2, heads=8)
 
 
 def _smollm2() -> Path:

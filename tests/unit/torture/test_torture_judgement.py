@@ -107,6 +107,7 @@ def test_every_broken_promise_is_a_fault() -> None:
     broken.seen.restarts = {"dense-0": 2}
     broken.seen.failures = {("dense-0", "EngineDied: signal 9"), ("v", "InsufficientMemory: x")}
     broken.turns.append(Turn("moe", "unload", "stuck", 120.0))
+    broken.turns.append(Turn("moe", "load", "held back (Loading)", 60.0, idle=True))
     again = Outcome(ASK, Kind.REFUSED, 503, REFUSED)
     doubt = Doubt(refusal(413, retryable="no"), need_bytes=5, least_bytes=2, room_bytes=9)
     broken.aftermath = Aftermath(7, (doubt,), ((refusal(), again),), {})
@@ -118,13 +119,14 @@ def test_every_broken_promise_is_a_fault() -> None:
         "broken answer",
         "bad refusal",
         "unload of moe ended as stuck",
+        "although no client asked",
         "7 bytes stay promised",
         "false refusal",
         "alone again",
     ):
         assert words in faults
     assert "v failed" not in faults
-    assert "FAILED, 9 faults" in render(broken, find_faults(broken))
+    assert "FAILED, 10 faults" in render(broken, find_faults(broken))
 
 
 def test_a_run_that_was_too_easy_proves_nothing() -> None:
