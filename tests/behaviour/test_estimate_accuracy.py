@@ -1,21 +1,34 @@
-"""The estimator never promises less than a prefill takes; measured in a process of its own."""
+"""The estimator never promises less than prompts take; measured in a process of its own.
+
+Whole requests, cold and from a restored cache, alone and in batches, and every single chunk.
+"""
 
 import pytest
 
-from tests.bench.estimate_accuracy import Case, compare
+from tests.bench.estimate_accuracy import LEAST_CHUNK_BYTES, Case, compare
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.processes
 
 CASES = {
-    "llama": [Case(1024, 256), Case(2048, 64), Case(1024, 256, rows=2)],
-    "gemma3_text": [Case(1024, 256)],
+    "llama": [
+        Case(1024, 256),
+        Case(2048, 64),
+        Case(1100, 256, rows=3),
+        Case(2048, 512, cached_tokens=1024),
+    ],
+    "gemma3_text": [Case(1024, 256), Case(1024, 256, rows=2), Case(1024, 256, cached_tokens=768)],
     "deepseek_v3": [Case(512, 256)],
-    "mamba2": [Case(512, 256)],
+    "mamba2": [Case(512, 256), Case(600, 128, rows=2)],
+    "qwen3_next": [Case(512, 64), Case(1024, 256, cached_tokens=512)],
 }
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_measured_prefill_stays_within_its_estimate(name: str) -> None:
+def test_measured_prompts_stay_within_their_estimates(name: str) -> None:
     for one in compare(tiny_model(name), CASES[name]):
         assert one.measured_bytes <= one.predicted_bytes <= 2 * one.measured_bytes, one
+        large = [chunk for chunk in one.chunks if chunk.measured_bytes >= LEAST_CHUNK_BYTES]
+        assert large, one
+        for chunk in large:
+            assert chunk.measured_bytes <= chunk.predicted_bytes, (one.case, chunk)
