@@ -267,7 +267,7 @@ def _widest_chunks(shape: ModelShape, case: PrefillCase) -> tuple[tuple[int, int
     its blocks, so there, and where widths are no whole part of a step, any cut is possible.
     """
     width = case.chunk_tokens
-    last_tokens = max(1, case.prompt_tokens - 1)
+    last_tokens = max(1, case.prompt_tokens)
     feed_tokens = max(1, last_tokens - case.cached_tokens)
     if feed_tokens <= width:
         return ((last_tokens, feed_tokens),)

@@ -70,18 +70,18 @@ def test_only_unbounded_layers_grow_at_long_context() -> None:
 
 
 def test_scores_are_a_row_for_each_head_and_a_mask() -> None:
-    case = PrefillCase(prompt_tokens=1025, chunk_tokens=64)
+    case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
     assert estimate_prefill(shape(FULL), case).scores_bytes == 64 * 1024 * (4 * 2 + 1)
 
 
 def test_scores_of_sliding_layers_end_at_the_window() -> None:
-    case = PrefillCase(prompt_tokens=1025, chunk_tokens=64)
+    case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
     assert estimate_prefill(shape(SLIDING), case).scores_bytes == 64 * 576 * (4 * 2 + 1)
 
 
 @pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 128])
 def test_fused_kernels_leave_only_the_mask(head_dim: int) -> None:
-    case = PrefillCase(prompt_tokens=1025, chunk_tokens=64)
+    case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
     fusable = shape(FULL, head_dim=head_dim)
     assert estimate_prefill(fusable, case, fused=True).scores_bytes == 64 * 1024
 
@@ -94,27 +94,27 @@ def test_fused_kernels_do_not_help_a_head_size_they_cannot_take(head_dim: int) -
 
 
 def test_a_fused_latent_cache_still_writes_its_rotary_scores() -> None:
-    case = PrefillCase(prompt_tokens=1025, chunk_tokens=64)
+    case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
     latent = shape(LATENT, head_dim=128, score_copies=2)
     assert estimate_prefill(latent, case).scores_bytes == 64 * 1024 * (2 * 4 * 2 + 1)
     assert estimate_prefill(latent, case, fused=True).scores_bytes == 64 * 1024 * (4 * 2 + 1)
 
 
 def test_the_widest_chunk_counts_where_it_ends_and_not_at_the_prompts_end() -> None:
-    case = PrefillCase(prompt_tokens=2501, chunk_tokens=2048)
+    case = PrefillCase(prompt_tokens=2500, chunk_tokens=2048)
     assert estimate_prefill(shape(FULL), case).scores_bytes == 2048 * 2048 * 9
-    later = PrefillCase(prompt_tokens=4001, chunk_tokens=2048)
+    later = PrefillCase(prompt_tokens=4000, chunk_tokens=2048)
     assert estimate_prefill(shape(FULL), later).scores_bytes == 4000 * (4000 - 2048) * 9
 
 
 def test_where_blocks_may_cut_a_prompt_the_widest_chunk_may_end_anywhere() -> None:
-    case = PrefillCase(prompt_tokens=2501, chunk_tokens=2048)
+    case = PrefillCase(prompt_tokens=2500, chunk_tokens=2048)
     for snapshots in (shape(FULL, SLIDING), shape(FULL, RECURRENT)):
         assert estimate_prefill(snapshots, case).scores_bytes == 2048 * 2500 * 9
 
 
 def test_a_latent_cache_is_expanded_for_the_whole_context() -> None:
-    case = PrefillCase(prompt_tokens=1025, chunk_tokens=64)
+    case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
     plain = estimate_prefill(shape(LATENT), case)
     expanded = estimate_prefill(shape(LATENT, expanded_elements=128), case)
     extra = expanded.activations_bytes - plain.activations_bytes
@@ -122,24 +122,24 @@ def test_a_latent_cache_is_expanded_for_the_whole_context() -> None:
 
 
 def test_cached_tokens_take_memory_but_no_wide_chunk() -> None:
-    cold = estimate_prefill(shape(FULL), PrefillCase(prompt_tokens=1025, chunk_tokens=512))
-    case = PrefillCase(prompt_tokens=1025, cached_tokens=768, chunk_tokens=512)
+    cold = estimate_prefill(shape(FULL), PrefillCase(prompt_tokens=1024, chunk_tokens=512))
+    case = PrefillCase(prompt_tokens=1024, cached_tokens=768, chunk_tokens=512)
     warm = estimate_prefill(shape(FULL), case)
-    assert warm.kv_bytes == cold.kv_bytes == 4 * 100 * 1280
+    assert warm.kv_bytes == cold.kv_bytes == 4 * 100 * 1024
     assert warm.scores_bytes * 2 == cold.scores_bytes
     assert warm.peak_bytes < cold.peak_bytes
 
 
 def test_a_prefix_that_ends_within_a_step_leaves_buffers_off_whole_steps() -> None:
-    at_step = PrefillCase(prompt_tokens=1025, cached_tokens=768)
-    within = PrefillCase(prompt_tokens=1025, cached_tokens=769)
+    at_step = PrefillCase(prompt_tokens=1024, cached_tokens=768)
+    within = PrefillCase(prompt_tokens=1024, cached_tokens=769)
     more = estimate_prefill(shape(FULL), within).growth_bytes
     assert more - estimate_prefill(shape(FULL), at_step).growth_bytes == 100 * 256
 
 
 def test_a_fully_cached_prompt_still_computes_one_token() -> None:
     case = PrefillCase(prompt_tokens=1000, cached_tokens=1000)
-    assert estimate_prefill(shape(FULL), case).scores_bytes == 999 * 9
+    assert estimate_prefill(shape(FULL), case).scores_bytes == 1000 * 9
 
 
 def test_output_counts_in_what_is_held() -> None:
@@ -158,13 +158,13 @@ def test_rows_are_held_together_but_feed_one_at_a_time() -> None:
     assert three.kv_bytes == 3 * one.kv_bytes
     assert three.scores_bytes == one.scores_bytes
     assert three.activations_bytes == one.activations_bytes
-    held = estimate_kv_bytes(mixed, 899, chunk_tokens=512)
+    held = estimate_kv_bytes(mixed, 900, chunk_tokens=512)
     assert three.peak_bytes == one.peak_bytes + 2 * held
 
 
 def test_a_mamba_layer_keeps_its_block_matrices() -> None:
     mamba = LayerGroup(kind=LayerKind.RECURRENT, layers=2, retained_row_bytes=10, block_heads=3)
-    case = PrefillCase(prompt_tokens=5121, chunk_tokens=1024)
+    case = PrefillCase(prompt_tokens=5120, chunk_tokens=1024)
     bare = shape(mamba.model_copy(update={"block_heads": 0, "retained_row_bytes": 0}))
     extra = (
         estimate_prefill(shape(mamba), case).activations_bytes
