@@ -29,7 +29,10 @@ def node(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GuardedNode]:
     with guarded_node(tmp_path_factory.mktemp(request.param)) as running:
-        running.serve(tiny_model(KINDS[request.param], context=CONTEXT, hidden=128))
+        running.serve(
+            tiny_model(KINDS[request.param], context=CONTEXT, hidden=128),
+            prefill={"chunkTokens": 512},
+        )
         running.tighten(ROOM_BYTES)
         yield running
 
@@ -54,19 +57,14 @@ def test_under_the_limit_is_served_and_over_it_is_refused(node: GuardedNode) -> 
             assert refusal(answer)["retryable"] == "no"
 
 
-def test_a_large_max_tokens_is_reserved_and_named_when_it_is_the_reason(
+def test_growth_to_max_tokens_is_reserved_for_every_row_and_named_as_the_reason(
     node: GuardedNode,
 ) -> None:
-    limit = node.find_limit_tokens()
-    prompt = int(0.5 * limit)
-    assert node.complete(prompt, max_tokens=1).status_code == 200
-    answer = node.complete(prompt, max_tokens=CONTEXT - prompt)
-    if answer.status_code == 200:
-        # Only a past that stops growing, as of a small window, makes long outputs free.
-        assert node.engine()["kvBytesPerToken"] * (CONTEXT - limit) < ROOM_BYTES
-        return
-    error = refusal(answer)
-    assert "max_tokens" in str(error["message"])
+    prompt = int(0.2 * node.find_limit_tokens())
+    assert node.complete(prompt, max_tokens=24).status_code == 200
+    answer = node.complete(prompt, max_tokens=CONTEXT - prompt - 1, n=24)
+    assert answer.status_code == 413, answer.text
+    assert "max_tokens" in str(refusal(answer)["message"])
 
 
 def test_running_requests_are_counted_and_what_waits_is_told_so(node: GuardedNode) -> None:
