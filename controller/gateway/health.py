@@ -55,7 +55,9 @@ def transition(health: Health, event: StreamEvent, now: float) -> Health:
     if event is StreamEvent.LOST and health.phase is Phase.LIVE and losses < _LOSSES_TO_DOWN:
         return Health(Phase.LIVE, losses)
     since = now if health.down_since_seconds is None else health.down_since_seconds
-    return Health(Phase.DOWN, losses, 0, since)
+    # A node that never reported has not failed: its server may come up after its registration.
+    phase = Phase.UNSEEN if health.phase is Phase.UNSEEN else Phase.DOWN
+    return Health(phase, losses, 0, since)
 
 
 def _after_report(health: Health) -> Health:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,14 @@ from node_agent.text.messages import (
 
 _LOG = structlog.get_logger(__name__)
 _EXIT_SECONDS = 5.0
+
+# A tokenizer is read from the model's directory alone, and quietly.
+WORKER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
 
 
 class TextModel(Protocol):
@@ -93,6 +102,7 @@ class TokenizerProcess:
             *("-m", "node_agent.text.worker", str(directory)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=os.environ | WORKER_ENVIRONMENT,
         )
         try:
             reply = await _read_reply(process)

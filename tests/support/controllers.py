@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -76,8 +75,9 @@ class ControllerProcess:
 
     def kill(self) -> None:
         """End the process at once, as a crash would."""
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGKILL)
+        # Popen looks before it signals, and several threads may do this at once.
+        with suppress(ProcessLookupError):
+            self._process.kill()
         self.wait()
 
     def terminate(self) -> int:
