@@ -55,7 +55,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Run one row. `prompt` is never empty; stop tokens end it and are not reported as text."""
+    """Run one row. `prompt` is never empty; stop tokens end it and are not reported as text.
+
+    A higher `priority` goes first. `deadline_seconds` count from receipt; 0 is no deadline.
+    """
 
     request_id: str
     prompt: list[int]
@@ -63,6 +66,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    deadline_seconds: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
