@@ -37,11 +37,38 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     prefill_turn: bool = True
 
 
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the prefix cache keeps blocks, and how much of each tier it may take.
+
+    An empty `directory` means no disk tier, `hot_bytes` 0 no tier in RAM, `retention_seconds` 0
+    for ever. `memory_file` remembers what the disk's own failures taught; empty for none.
+    """
+
+    directory: str = ""
+    memory_file: str = ""
+    size_bytes: int = 0
+    leave_free_bytes: int = 0
+    durable: bool = False
+    hot_bytes: int = 0
+    block_tokens: int = 256
+    retention_seconds: float = 0.0
+
+
+class CacheLimits(msgspec.Struct, frozen=True, kw_only=True, tag="cache_limits"):
+    """What the prefix cache may keep from now on, at any time; shrinking evicts at once."""
+
+    size_bytes: int = 0
+    leave_free_bytes: int = 0
+    hot_bytes: int = 0
+    retention_seconds: float = 0.0
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """First command: load the weights and warm up. `chunk_tokens` 0 lets the engine choose.
 
     `shape` is the JSON of a manifests.estimate.ModelShape, for the forward gate's predictions;
     empty switches the predictions off. `wired_limit_bytes` 0 keeps nothing wired.
+    `model_fingerprint` names the content of weights and config; empty means no prefix cache.
     """
 
     model_path: str
@@ -52,12 +79,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     fused: bool = False
     wired_limit_bytes: int = 0
     limits: Limits = Limits()
+    model_fingerprint: str = ""
+    cache: CacheSettings = CacheSettings()
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Run one row. `prompt` is never empty; stop tokens end it and are not reported as text.
 
     A higher `priority` goes first. `deadline_seconds` count from receipt; 0 is no deadline.
+    Rows share cached prefixes only with rows of the same `extra_keys`.
     """
 
     request_id: str
@@ -68,6 +98,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     sampling: SamplingParams = SamplingParams()
     priority: int = 0
     deadline_seconds: float = 0.0
+    extra_keys: list[str] = []
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -117,7 +148,10 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
-    """The engine takes requests. Zero sizes mean the device does not tell."""
+    """The engine takes requests. Zero sizes mean the device does not tell.
+
+    `cache_fingerprint` is the root of its prefix chains; empty without a prefix cache.
+    """
 
     device: str
     mlx_version: str
@@ -126,6 +160,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     recommended_working_set_bytes: int = 0
     memory_bytes: int = 0
     max_buffer_bytes: int = 0
+    cache_fingerprint: str = ""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
@@ -180,8 +215,24 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     more_bytes: int
 
 
+class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored"):
+    """A row starts from cached blocks: its first `tokens` need no feeding.
+
+    Units: `seconds` is what reading the blocks and building the row's cache took.
+    """
+
+    request_id: str
+    tokens: int
+    hot_blocks: int
+    ssd_blocks: int
+    seconds: float
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """A row ended: reason is stop, length or cancelled."""
+    """A row ended: reason is stop, length or cancelled.
+
+    `cached_tokens` of the prompt came from the prefix cache.
+    """
 
     request_id: str
     reason: str
@@ -221,7 +272,35 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     over_budget_bytes: int = 0
 
 
-Command = Load | Limits | Generate | Cancel | Abort | Reclaim | Answer | Shutdown
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True, tag="cache_report"):
+    """The prefix cache's state, about once a second when anything changed.
+
+    `counters` holds KvCacheStats by field name. The disk's figures are of all engines that share
+    its directory. An empty `state_reason` means all is well.
+    """
+
+    fingerprint: str
+    hot_used_bytes: int = 0
+    hot_capacity_bytes: int = 0
+    hot_blocks: int = 0
+    ssd_used_bytes: int = 0
+    ssd_blocks: int = 0
+    queued_bytes: int = 0
+    state_reason: str = ""
+    state_message: str = ""
+    writable: bool = False
+    counters: dict[str, float] = {}
+
+
+class PrefixesHeld(msgspec.Struct, frozen=True, kw_only=True, tag="prefixes"):
+    """Digests of the blocks a row can start from: the full set first, then what changed."""
+
+    full: bool
+    added: list[bytes] = []
+    removed: list[bytes] = []
+
+
+Command = Load | Limits | CacheLimits | Generate | Cancel | Abort | Reclaim | Answer | Shutdown
 Event = (
     Hello
     | Loading
@@ -231,9 +310,12 @@ Event = (
     | PrefillProgress
     | ChunkMeasured
     | Ask
+    | Restored
     | Finished
     | Failed
     | Heartbeat
+    | CacheReport
+    | PrefixesHeld
 )
 
 encode = msgspec.msgpack.Encoder().encode
