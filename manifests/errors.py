@@ -35,6 +35,7 @@ class Code(StrEnum):
     ENGINE_DIED = "engine_died"
     ENGINE_STUCK = "engine_stuck"
     UPSTREAM_LOST = "upstream_lost"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
     SHUTTING_DOWN = "shutting_down"
     INTERNAL = "internal_error"
@@ -56,6 +57,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.ENGINE_DIED: 503,
     Code.ENGINE_STUCK: 503,
     Code.UPSTREAM_LOST: 502,
+    Code.DEADLINE_EXCEEDED: 504,
     Code.CANCELLED: 499,
     Code.SHUTTING_DOWN: 503,
     Code.INTERNAL: 500,

@@ -1,9 +1,10 @@
 """The rows that are fed, one chunk at a time, with the gate in front of every chunk.
 
-Owns whose turn it is. It holds no array and imports no MLX. The scheduler calls it once each
-step, after decode.
+Owns whose turn it is, and how long feeding may keep the rows that decode waiting. It holds no
+array and imports no MLX. The scheduler calls it once each step, after decode.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from manifests.errors import Code
@@ -19,7 +20,9 @@ from node_agent.engine.messages import (
     Generate,
     PrefillProgress,
 )
+from node_agent.engine.pace import Pace, plan_chunk_limit
 from node_agent.engine.rows import Memory, PrefillStep, RowRunner
+from node_agent.engine.waiting import Prefilling
 
 
 @dataclass(slots=True)
@@ -41,12 +44,36 @@ class Fed:
     refused: list[FedRow] = field(default_factory=list)
 
 
-class FeedingLine:
-    """The rows that are fed, in turn."""
+@dataclass(slots=True)
+class _Turn:
+    """What is left of one step. `until_seconds` None: nobody waits for it."""
 
-    def __init__(self, runner: RowRunner, memory: Memory, gatekeeper: Gatekeeper) -> None:
+    chunk_tokens: int
+    left_tokens: int
+    until_seconds: float | None
+    fed: Fed = field(default_factory=Fed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was fed or joined in it."""
+        return self.left_tokens < self.chunk_tokens or bool(self.fed.joined)
+
+
+class FeedingLine:
+    """The rows that are fed: the highest priority first, in turn among equals."""
+
+    def __init__(
+        self,
+        runner: RowRunner,
+        memory: Memory,
+        gatekeeper: Gatekeeper,
+        clock: Callable[[], float],
+    ) -> None:
         self._runner, self._memory, self._gatekeeper = runner, memory, gatekeeper
+        self._clock = clock
         self._rows: list[FedRow] = []
+        self._pace = Pace()
+        self._fed_last = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -62,9 +89,9 @@ class FeedingLine:
         return self._gatekeeper.limits.prefill_turn and self.held < len(self._rows)
 
     @property
-    def prompt_tokens(self) -> list[int]:
-        """The prompt lengths of the rows."""
-        return [len(row.command.prompt) for row in self._rows]
+    def prefilling(self) -> list[Prefilling]:
+        """The prompts being fed, as admission sees them."""
+        return [Prefilling(len(row.command.prompt), row.command.priority) for row in self._rows]
 
     def add(self, row: FedRow) -> None:
         """Let a row in, at the end."""
@@ -84,28 +111,60 @@ class FeedingLine:
             if row.command.request_id == answer.request_id:
                 row.tries.hear(answer)
 
+    def note_decode(self, seconds: float) -> None:
+        """Note how long a decode step took; after a chunk part of it ran within the chunk."""
+        if not self._fed_last:
+            self._pace = self._pace.decoded(seconds)
+
     def feed(self, decoding_rows: int) -> Fed:
         """Feed at most one chunk's worth of tokens and let rows that are through join.
 
         One row feeds at a time, in turn; what it leaves of the chunk goes to rows that need no
-        more than that to be through. Without the turn nothing is fed and nobody joins.
+        more than that to be through. While rows decode the chunk is also cut by time, and what
+        does not fit in that waits for the next step. Without the turn nothing is fed and nobody
+        joins.
         """
-        fed = Fed()
-        if not self._gatekeeper.limits.prefill_turn:
-            return fed
-        chunk_tokens = left_tokens = self._runner.chunk_tokens
-        for row in list(self._rows):
-            alone = decoding_rows + len(fed.joined) + len(self._rows) == 1
-            need_tokens = len(row.command.prompt) - 1 - self._runner.held_tokens(row.uid)
-            if need_tokens > 0:
-                if left_tokens < chunk_tokens and need_tokens > left_tokens:
-                    continue
-                fed_tokens = self._feed_chunk(row, left_tokens, fed, alone=alone)
-                left_tokens -= fed_tokens
-                need_tokens -= fed_tokens
-            if need_tokens == 0 and row in self._rows:
-                self._join(row, fed, alone=alone)
-        return fed
+        chunk_tokens = self._runner.chunk_tokens
+        until = self._clock() + self._pace.feed_seconds if decoding_rows else None
+        turn = _Turn(chunk_tokens, chunk_tokens, until)
+        self._fed_last = False
+        if self._gatekeeper.limits.prefill_turn:
+            for row in sorted(self._rows, key=lambda one: -one.command.priority):
+                if turn.begun and until is not None and self._clock() >= until:
+                    break
+                alone = decoding_rows + len(turn.fed.joined) + len(self._rows) == 1
+                self._feed_row(row, turn, alone=alone)
+        self._fed_last = turn.begun
+        return turn.fed
+
+    def _feed_row(self, row: FedRow, turn: _Turn, *, alone: bool) -> None:
+        """Feed a row what the turn has left for it, and let it join when it is through."""
+        need_tokens = len(row.command.prompt) - 1 - self._runner.held_tokens(row.uid)
+        if need_tokens > 0:
+            limit_tokens = self._limit_tokens(row, turn, need_tokens)
+            if turn.left_tokens < turn.chunk_tokens and need_tokens > limit_tokens:
+                return
+            fed_tokens = self._feed_chunk(row, limit_tokens, turn.fed, alone=alone)
+            turn.left_tokens -= fed_tokens
+            need_tokens -= fed_tokens
+        if need_tokens == 0 and row in self._rows:
+            self._join(row, turn.fed, alone=alone)
+
+    def _limit_tokens(self, row: FedRow, turn: _Turn, need_tokens: int) -> int:
+        """Return how wide a row's chunk may be in what is left of the turn."""
+        if turn.until_seconds is None:
+            return turn.left_tokens
+        held_tokens = self._runner.held_tokens(row.uid)
+        seconds = turn.until_seconds - self._clock()
+        if turn.begun:
+            return min(turn.left_tokens, self._pace.tokens_in(seconds, held_tokens))
+        return plan_chunk_limit(
+            self._pace,
+            limit_tokens=turn.left_tokens,
+            held_tokens=held_tokens,
+            left_tokens=need_tokens,
+            seconds=seconds,
+        )
 
     def _feed_chunk(self, row: FedRow, limit_tokens: int, fed: Fed, *, alone: bool) -> int:
         """Feed a row's next chunk if the gate lets it; return how many tokens were fed."""
@@ -131,6 +190,7 @@ class FeedingLine:
         # Each chunk's scores have a length of their own, so freed buffers would only pile up.
         self._memory.clear()
         self._gatekeeper.learn(predicted_bytes, actual_bytes)
+        self._pace = self._pace.fed(held_tokens, chunk_tokens, step.seconds)
         self._rows.remove(row)
         self._rows.append(row)
         measured = ChunkMeasured(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from manifests.errors import Code, Retryable
+from node_agent.engine.deadlines import Deadlines
 from node_agent.engine.feeding import FedRow, FeedingLine
 from node_agent.engine.forecast import Forecast
 from node_agent.engine.gatekeeper import Gatekeeper
@@ -49,9 +50,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner, self._vocab_size, self._memory = runner, vocab_size, memory
+        self._clock = clock
         self._gatekeeper = Gatekeeper(memory, forecast, clock)
-        self._line = FeedingLine(runner, memory, self._gatekeeper)
+        self._line = FeedingLine(runner, memory, self._gatekeeper, clock)
         self._waiting = WaitingLine()
+        self._deadlines = Deadlines()
         self._by_id: dict[str, Row] = {}
         self._by_uid: dict[int, Row] = {}
 
@@ -90,6 +93,7 @@ class Scheduler:
         if fault:
             return [_failed(command.request_id, Code.INVALID_VALUE, fault, Retryable.NO)]
         self._waiting.append(command)
+        self._deadlines.start(command, self._clock())
         return []
 
     def steer(self, command: Limits | Answer | Reclaim) -> None:
@@ -124,12 +128,20 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Decode once, then feed at most one chunk; return what it did, in order."""
         self._gatekeeper.watch()
-        self._admit()
         events: list[Event] = []
-        for token in self._runner.decode():
+        for overdue in self._deadlines.overdue(self._clock()):
+            events += self.abort(overdue)
+        self._admit()
+        started_seconds = self._clock()
+        tokens = self._runner.decode()
+        if tokens:
+            self._line.note_decode(self._clock() - started_seconds)
+        for token in tokens:
             events.extend(self._note_token(token))
         fed = self._line.feed(len(self._by_id) - len(self._line))
         events += fed.events
+        for refused in fed.refused:
+            self._deadlines.forget(refused.command.request_id)
         for gone in (*fed.refused, *fed.requeued):
             self._forget(self._by_uid[gone.uid])
         for requeued in reversed(fed.requeued):
@@ -145,6 +157,7 @@ class Scheduler:
         self._by_uid.clear()
         self._waiting.clear()
         self._line.clear()
+        self._deadlines.clear()
         return [_failed(request_id, code, message, retryable) for request_id in ids]
 
     def _admit(self) -> None:
@@ -153,7 +166,7 @@ class Scheduler:
             return
         while len(self._by_id) < self._runner.max_rows:
             waiting = self._waiting.next_row(
-                self._line.prompt_tokens, self._runner.chunk_tokens, idle=not self._by_id
+                self._line.prefilling, self._runner.chunk_tokens, idle=not self._by_id
             )
             if waiting is None:
                 return
@@ -174,11 +187,13 @@ class Scheduler:
                 logprobs=[] if step.logprobs is None else [step.logprobs],
             )
         if step.finish is not None:
+            self._deadlines.forget(row.command.request_id)
             self._forget(row)
             yield _finished(row, step.finish)
 
     def _take(self, request_id: str) -> Row | None:
         """Take a request out, wherever it is."""
+        self._deadlines.forget(request_id)
         row = self._by_id.get(request_id)
         if row is None:
             waiting = self._waiting.take(request_id)

@@ -3,7 +3,6 @@
 Pure bookkeeping: no array, no MLX, no clock. The scheduler calls it.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,25 +35,33 @@ def find_fault(command: Generate, vocab_size: int) -> str:
     return ""
 
 
-def can_admit(prompt_tokens: int, prefilling_tokens: Sequence[int], chunk_tokens: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """A prompt that is being fed, or may be. Units: tokens."""
+
+    tokens: int
+    priority: int = 0
+
+
+def can_admit(prompt: Prefilling, others: Sequence[Prefilling], chunk_tokens: int) -> bool:
     """Return whether one more prompt may be fed beside those being fed now. Pure.
 
     Short prompts (one chunk or less) slip in beside a long one, so they need not wait for
-    its end; long ones go one after another, because sharing the chunk between them would
-    only make all of them late.
+    its end; long ones of one priority go one after another, because sharing the chunk between
+    them would only make all of them late. One of a higher priority makes them stand still.
     """
-    if len(prefilling_tokens) >= MAX_PREFILLING_ROWS:
+    if len(others) >= MAX_PREFILLING_ROWS:
         return False
-    if prompt_tokens <= chunk_tokens:
+    if prompt.tokens <= chunk_tokens:
         return True
-    return all(tokens <= chunk_tokens for tokens in prefilling_tokens)
+    return all(one.tokens <= chunk_tokens or one.priority < prompt.priority for one in others)
 
 
 class WaitingLine:
-    """First come, first served, except that short prompts pass long ones."""
+    """The highest priority first, in order of arrival within; but short prompts pass long ones."""
 
     def __init__(self) -> None:
-        self._rows: deque[WaitingRow] = deque()
+        self._rows: list[WaitingRow] = []
         self._ends = 0
 
     def __len__(self) -> int:
@@ -66,12 +73,12 @@ class WaitingLine:
         return [row.command.request_id for row in self._rows]
 
     def append(self, command: Generate) -> None:
-        """Let a request in, at the end."""
-        self._rows.append(WaitingRow(command))
+        """Let a request in, behind those of its priority."""
+        self._insert(WaitingRow(command), ahead=False)
 
     def requeue(self, command: Generate, tries: Tries) -> None:
-        """Let a row that was being fed in again, at the front."""
-        self._rows.appendleft(WaitingRow(command, tries, True, self._ends + 1))
+        """Let a row that was being fed in again, before those of its priority."""
+        self._insert(WaitingRow(command, tries, True, self._ends + 1), ahead=True)
 
     def note_end(self) -> None:
         """Note that a row ended and gave its memory back."""
@@ -86,7 +93,7 @@ class WaitingLine:
         return None
 
     def next_row(
-        self, prefilling_tokens: Sequence[int], chunk_tokens: int, *, idle: bool
+        self, prefilling: Sequence[Prefilling], chunk_tokens: int, *, idle: bool
     ) -> WaitingRow | None:
         """Take out the first request that may be fed beside those being fed now.
 
@@ -95,19 +102,30 @@ class WaitingLine:
         """
         blocked = False
         for row in self._rows:
-            short = len(row.command.prompt) <= chunk_tokens
+            prompt = Prefilling(len(row.command.prompt), row.command.priority)
+            short = prompt.tokens <= chunk_tokens
             if row.requeued and row.retry_at_ends > self._ends and not idle:
                 blocked = True
                 continue
             if blocked and not short:
                 continue
-            if can_admit(len(row.command.prompt), prefilling_tokens, chunk_tokens):
+            if can_admit(prompt, prefilling, chunk_tokens):
                 self._rows.remove(row)
                 return row
-            if len(prefilling_tokens) >= MAX_PREFILLING_ROWS:
+            if len(prefilling) >= MAX_PREFILLING_ROWS:
                 return None
         return None
 
     def clear(self) -> None:
         """Let every request go."""
         self._rows.clear()
+
+    def _insert(self, row: WaitingRow, *, ahead: bool) -> None:
+        """Put a row before or behind the others of its priority."""
+        priority = row.command.priority
+        for at, other in enumerate(self._rows):
+            theirs = other.command.priority
+            if theirs < priority or (ahead and theirs == priority):
+                self._rows.insert(at, row)
+                return
+        self._rows.append(row)

@@ -32,7 +32,10 @@ FORECAST = Forecast(SHAPE, fused=False)
 
 @dataclass
 class CountingRunner:
-    """Feeds as asked, then gives token 100, 101, ... of each row."""
+    """Feeds as asked, then gives token 100, 101, ... of each row.
+
+    A chunk says that it took `token_seconds` for each of its tokens.
+    """
 
     max_rows: int = 4
     chunk_tokens: int = 8
@@ -44,6 +47,7 @@ class CountingRunner:
     inserted: int = 0
     padding_bytes: int = 0
     apart: list[str] = field(default_factory=list)
+    token_seconds: float = 1e-4
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
@@ -63,7 +67,8 @@ class CountingRunner:
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
         self.fed[uid] += chunk_tokens
         self.chunks.append((self.rows[uid].request_id, chunk_tokens))
-        return PrefillStep(uid, self.fed[uid], len(self.rows[uid].prompt), chunk_tokens, 0.5)
+        seconds = chunk_tokens * self.token_seconds
+        return PrefillStep(uid, self.fed[uid], len(self.rows[uid].prompt), chunk_tokens, seconds)
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         return JoinCost(added_bytes=0 if apart else self.padding_bytes)

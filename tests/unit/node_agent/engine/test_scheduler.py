@@ -14,7 +14,7 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.waiting import MAX_PREFILLING_ROWS, can_admit, find_fault
+from node_agent.engine.waiting import MAX_PREFILLING_ROWS, Prefilling, can_admit, find_fault
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 
@@ -86,7 +86,8 @@ def test_short_prompts_pass_a_long_one_and_long_ones_take_turns():
     ],
 )
 def test_admission_beside_what_is_being_fed(prompt, prefilling, admitted):
-    assert can_admit(prompt, prefilling, chunk_tokens=64) is admitted
+    others = [Prefilling(tokens) for tokens in prefilling]
+    assert can_admit(Prefilling(prompt), others, chunk_tokens=64) is admitted
 
 
 def test_cancel_ends_running_and_waiting_rows_and_ignores_strangers():

@@ -1,0 +1,109 @@
+"""How many tokens a chunk may have so that rows being decoded keep their pace."""
+
+import pytest
+
+from node_agent.engine.pace import (
+    FEED_DECODE_STEPS,
+    FEED_SECONDS,
+    MIN_CHUNK_TOKENS,
+    Pace,
+    plan_chunk_limit,
+)
+
+LIMIT_TOKENS = 512
+
+
+def plan(pace: Pace, held_tokens: int = 0, left_tokens: int = 10_000, **fields: float) -> int:
+    known = {"limit_tokens": LIMIT_TOKENS, "seconds": pace.feed_seconds, **fields}
+    return plan_chunk_limit(pace, held_tokens=held_tokens, left_tokens=left_tokens, **known)
+
+
+def settle(token_seconds: float, fixed_seconds: float = 0.0, chunks: int = 40) -> int:
+    """Feed chunks as planned on an engine of that speed; return the width it comes to."""
+    pace = Pace()
+    for _ in range(chunks):
+        width = plan(pace)
+        pace = pace.fed(0, width, fixed_seconds + width * token_seconds)
+    return plan(pace)
+
+
+def test_the_first_chunk_of_an_unknown_engine_is_the_narrowest():
+    assert plan(Pace()) == MIN_CHUNK_TOKENS
+    assert plan(Pace(), limit_tokens=8) == 8
+
+
+def test_a_fast_engine_comes_to_the_whole_chunk_by_doubling():
+    pace, widths = Pace(), []
+    for _ in range(7):
+        widths.append(plan(pace))
+        pace = pace.fed(0, widths[-1], widths[-1] * 1e-4)
+    assert widths == [16, 32, 64, 128, 256, 512, 512]
+
+
+@pytest.mark.parametrize("token_seconds", [0.01, 0.002, 0.001])
+@pytest.mark.parametrize("fixed_seconds", [0.0, 0.1])
+def test_the_width_settles_where_a_chunk_takes_the_time_there_is(token_seconds, fixed_seconds):
+    width = settle(token_seconds, fixed_seconds)
+    seconds = fixed_seconds + width * token_seconds
+    assert FEED_SECONDS / 2 < seconds < FEED_SECONDS * 1.1 or width == MIN_CHUNK_TOKENS
+
+
+def test_a_slow_engine_feeds_no_narrower_than_the_narrowest_chunk():
+    assert settle(1.0) == MIN_CHUNK_TOKENS
+
+
+def test_one_slow_chunk_narrows_the_next_at_once_and_is_forgotten_step_by_step():
+    pace = Pace().fed(0, 200, 0.2)
+    usual = pace.tokens_in(0.1, 150)
+    pace = pace.fed(0, 200, 0.8)
+    assert pace.tokens_in(0.1, 150) == usual // 4
+    widths = []
+    for _ in range(8):
+        pace = pace.fed(0, 200, 0.2)
+        widths.append(pace.tokens_in(0.1, 150))
+    assert widths == sorted(widths)
+    assert usual // 4 < widths[0] < usual
+    assert widths[-1] >= usual - 2
+
+
+def test_narrow_and_instant_chunks_teach_nothing():
+    assert Pace().fed(0, MIN_CHUNK_TOKENS - 1, 9.0) == Pace()
+    assert Pace().fed(0, 64, 0.0) == Pace()
+
+
+def test_a_short_prompt_does_not_speak_for_a_long_context():
+    pace = Pace().fed(0, 64, 0.064)
+    assert pace.tokens_in(0.05, 500) == 50
+    # Not yet measured there: at most as dear as the context is longer.
+    assert pace.tokens_in(0.05, 5000) == 50 // 16
+    pace = pace.fed(5000, 64, 0.064 * 2)
+    assert pace.tokens_in(0.05, 5100) == 25
+    assert pace.tokens_in(0.05, 100) == 50
+
+
+def test_a_long_context_bounds_a_shorter_one_that_was_not_measured():
+    pace = Pace().fed(30_000, 64, 0.64)
+    assert pace.tokens_in(0.2, 100) == 20
+
+
+def test_where_a_decode_step_is_slow_feeding_has_as_much_time_as_it_needs():
+    assert Pace().decoded(0.01).feed_seconds == FEED_SECONDS
+    assert Pace().decoded(0.4).feed_seconds == FEED_DECODE_STEPS * 0.4
+
+
+def test_without_time_nothing_fits_but_the_first_chunk_is_never_empty():
+    pace = Pace().fed(0, 64, 0.064)
+    assert pace.tokens_in(-1.0, 0) == 0
+    assert plan(pace, seconds=-1.0) == MIN_CHUNK_TOKENS
+
+
+def test_parts_up_to_a_step_boundary_are_of_equal_width():
+    pace = Pace().fed(0, 100, 0.249)
+    widths, held = [], 0
+    while held < 256:
+        width = min(plan(pace, held), 256 - held)
+        widths.append(width)
+        held += width
+    assert widths == [86, 85, 85]
+    # A prompt that ends before the boundary is fed in equal parts, too.
+    assert plan(pace, held_tokens=0, left_tokens=110) == 55
