@@ -6,6 +6,7 @@ kernels do. Called on the MLX thread.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mlx import nn
@@ -16,7 +17,8 @@ from node_agent.engine.grouping import choose_group
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate, TokenLogprobs
 from node_agent.engine.prefill import RowPrefill
-from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
+from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
 from node_agent.engine.sampling import Samplers, processors_for
 
 
@@ -33,6 +35,12 @@ class BatchRunner:
         self._feeding: dict[int, RowPrefill] = {}
         self._groups: list[DecodeGroup] = []
         self._next_uid = 0
+        self._prefixes: PrefixCache | None = None
+        self._kept: dict[int, RowPrefix] = {}
+
+    def use_prefixes(self, prefixes: PrefixCache) -> None:
+        """Start rows from stored prefixes from now on, and store theirs."""
+        self._prefixes = prefixes
 
     @property
     def max_rows(self) -> int:
@@ -48,18 +56,37 @@ class BatchRunner:
         """Take a row in, with an empty cache, and return its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self._commands[uid] = command
-        self._feeding[uid] = RowPrefill(self._model, command.prompt)
+        prefix = None
+        if self._prefixes is not None:
+            prefix = self._kept[uid] = self._prefixes.row(command)
+        self._feeding[uid] = RowPrefill(self._model, command.prompt, prefix=prefix)
         return uid
 
-    def remove(self, uid: int) -> None:
-        """Drop a row between steps."""
+    def remove(self, uid: int, *, keep: bool = False) -> None:
+        """Drop a row between steps; with `keep` what it decoded is stored first."""
         del self._commands[uid]
+        prefix = self._kept.pop(uid, None)
         if self._feeding.pop(uid, None) is not None:
             return
         for group in self._groups:
             if uid in group.uids:
+                if keep and prefix is not None:
+                    view = partial(group.view, uid)
+                    prefix.note_decoded(group.tokens(uid), view, finished=True)
                 group.remove(uid)
         self._drop_empty_groups()
+
+    def restore_bytes(self, uid: int) -> int:
+        """Return what starting a row from stored blocks would take; 0 when there is no need."""
+        return self._feeding[uid].restore_bytes()
+
+    def restore(self, uid: int) -> RestoreStep:
+        """Start a row from stored blocks."""
+        return self._feeding[uid].restore(uid)
+
+    def start_cold(self, uid: int) -> None:
+        """Let a row start from nothing, though there are stored blocks."""
+        self._feeding[uid].start_cold()
 
     def held_tokens(self, uid: int) -> int:
         """Return how many prompt tokens a row's cache holds."""
@@ -107,7 +134,9 @@ class BatchRunner:
         """Decode one token of each row that has joined."""
         responses: list[Any] = []
         for group in self._groups:
-            responses += group.decode()
+            ours = group.decode()
+            self._keep(group, ours)
+            responses += ours
         self._drop_empty_groups()
         return self._read(responses)
 
@@ -115,6 +144,19 @@ class BatchRunner:
         lengths = [group.lengths_tokens for group in self._groups]
         index = choose_group(lengths, self._feeding[uid].fed_tokens + 1)
         return None if index is None else self._groups[index]
+
+    def _keep(self, group: DecodeGroup, responses: Sequence[Any]) -> None:
+        """Store the prefixes of rows that ended or filled a block."""
+        if not self._kept:
+            return
+        for ended in responses:
+            if ended.finish_reason is not None and (prefix := self._kept.pop(ended.uid, None)):
+                view = partial(getattr, ended, "prompt_cache")
+                prefix.note_decoded(ended.all_tokens, view, finished=True)
+        for uid, held_tokens in zip(group.uids, group.lengths_tokens, strict=True):
+            prefix = self._kept.get(uid)
+            if prefix is not None and prefix.is_due(held_tokens):
+                prefix.note_decoded(group.tokens(uid), partial(group.view, uid), finished=False)
 
     def _drop_empty_groups(self) -> None:
         self._groups = [group for group in self._groups if group.uids]

@@ -72,6 +72,14 @@ class DecodeGroup:
         """Decode one token of each row; rows that end leave the batch."""
         return self._batch.next()  # type: ignore[no-any-return]
 
+    def tokens(self, uid: int) -> list[int]:
+        """Return the tokens a row holds."""
+        return list(self._batch.tokens[self._batch.uids.index(uid)])
+
+    def view(self, uid: int) -> list[Any]:
+        """Return a row's cache; it must be let go before the next step, or that has to copy."""
+        return self._batch.extract_cache(self._batch.uids.index(uid))  # type: ignore[no-any-return]
+
     def _run_last_token(self, newcomer: Newcomer, cache: list[Any]) -> GenerationBatch:
         merged = []
         while cache:
@@ -79,7 +87,7 @@ class DecodeGroup:
             mx.eval(layer.state)
             merged.append(layer)
         prompt = list(newcomer.prompt)
-        return GenerationBatch(
+        return _Batch(
             self._model,
             [newcomer.uid],
             mx.array(prompt[-1:]),
@@ -91,6 +99,28 @@ class DecodeGroup:
             [newcomer.stops],
             [newcomer.max_tokens],
         )
+
+
+class _Batch(GenerationBatch):  # type: ignore[misc]
+    """A batch that shows a row's cache without copying it."""
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """Return one row's cache."""
+        return [view_row(layer, idx) for layer in self.prompt_cache]
+
+
+def view_row(cache: Any, at: int) -> Any:
+    """Return one row of one layer. Plain KV stays where it is; the rest is copied, when used."""
+    if isinstance(cache, CacheList):
+        return CacheList(*(view_row(member, at) for member in cache.caches))
+    if type(cache) is not BatchKVCache or cache.keys is None:
+        return cache.extract(at)
+    keys, values, _, left_padding, end = cache.state
+    start = left_padding[at].item()
+    row = KVCache()
+    place = (slice(at, at + 1), slice(None), slice(start, end))
+    row.state = (keys[place], values[place], end - start)
+    return row
 
 
 def adopt(cache: Any) -> Any:

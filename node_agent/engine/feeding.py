@@ -19,19 +19,21 @@ from node_agent.engine.messages import (
     Failed,
     Generate,
     PrefillProgress,
+    Restored,
 )
 from node_agent.engine.pace import Pace, plan_chunk_limit
-from node_agent.engine.rows import Memory, PrefillStep, RowRunner
+from node_agent.engine.rows import Memory, PrefillStep, RestoreStep, RowRunner
 from node_agent.engine.waiting import Prefilling
 
 
 @dataclass(slots=True)
 class FedRow:
-    """One row whose prompt is not fed to its end yet."""
+    """One row whose prompt is not fed to its end yet; `cached_tokens` of it are stored."""
 
     command: Generate
     uid: int
     tries: Tries
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +93,10 @@ class FeedingLine:
     @property
     def prefilling(self) -> list[Prefilling]:
         """The prompts being fed, as admission sees them."""
-        return [Prefilling(len(row.command.prompt), row.command.priority) for row in self._rows]
+        return [
+            Prefilling(len(row.command.prompt) - row.cached_tokens, row.command.priority)
+            for row in self._rows
+        ]
 
     def add(self, row: FedRow) -> None:
         """Let a row in, at the end."""
@@ -139,6 +144,8 @@ class FeedingLine:
 
     def _feed_row(self, row: FedRow, turn: _Turn, *, alone: bool) -> None:
         """Feed a row what the turn has left for it, and let it join when it is through."""
+        if not self._restore(row, turn.fed, alone=alone):
+            return
         need_tokens = len(row.command.prompt) - 1 - self._runner.held_tokens(row.uid)
         if need_tokens > 0:
             limit_tokens = self._limit_tokens(row, turn, need_tokens)
@@ -149,6 +156,27 @@ class FeedingLine:
             need_tokens -= fed_tokens
         if need_tokens == 0 and row in self._rows:
             self._join(row, turn.fed, alone=alone)
+
+    def _restore(self, row: FedRow, fed: Fed, *, alone: bool) -> bool:
+        """Start a row from stored blocks if the gate lets it; False while it has to wait."""
+        need_bytes = self._runner.restore_bytes(row.uid)
+        if not need_bytes:
+            return True
+        decision = self._gatekeeper.judge_restore(row.tries, need_bytes, alone=alone)
+        if isinstance(decision, Refuse):
+            # Fed from the start the prompt takes its memory bit by bit; that may still do.
+            self._runner.start_cold(row.uid)
+            row.cached_tokens = 0
+            return True
+        if not isinstance(decision, Run):
+            self._stop(row, decision, fed)
+            return False
+        step = self._runner.restore(row.uid)
+        self._memory.clear()
+        row.cached_tokens = step.tokens
+        if step.tokens:
+            fed.events.append(_restored(row, step))
+        return True
 
     def _limit_tokens(self, row: FedRow, turn: _Turn, need_tokens: int) -> int:
         """Return how wide a row's chunk may be in what is left of the turn."""
@@ -247,6 +275,16 @@ class FeedingLine:
         self._rows.remove(row)
         self._runner.remove(row.uid)
         self._memory.clear()
+
+
+def _restored(row: FedRow, step: RestoreStep) -> Restored:
+    return Restored(
+        request_id=row.command.request_id,
+        tokens=step.tokens,
+        hot_blocks=step.hot_blocks,
+        ssd_blocks=step.ssd_blocks,
+        seconds=step.seconds,
+    )
 
 
 def _progress(row: FedRow, step: PrefillStep) -> PrefillProgress:

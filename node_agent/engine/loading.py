@@ -21,10 +21,14 @@ from mlx_lm.utils import load_model
 from manifests.estimate import ModelShape
 from node_agent.engine.batch import BatchRunner
 from node_agent.engine.forecast import Forecast
+from node_agent.engine.kv_codec import KvCodec, describe_layers
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
+from node_agent.engine.prefix_cache import PrefixCache
+from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.rows import Memory, RowRunner
 from node_agent.engine.scheduler import Scheduler
 from node_agent.engine.serial import SerialRunner
+from node_agent.kvcache.layer_kinds import cache_fingerprint
 
 # Measured on 2 EPYC cores with SmolLM2-135M fp32: 64 is the fastest chunk (107 tok/s, against
 # 75 at 2048), because the unfused score matrix stays in the processor's cache.
@@ -46,6 +50,7 @@ class LoadedModel:
     vocab_size: int
     announcement: Loaded
     forecast: Forecast | None = None
+    prefixes: PrefixCache | None = None
 
 
 def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
@@ -59,8 +64,10 @@ def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
     return max(_MIN_CACHE_LIMIT_BYTES, min(share, _MAX_CACHE_LIMIT_BYTES))
 
 
-def load(command: Load, progress: Progress, memory: Memory) -> LoadedModel:
-    """Load the weights, choose a runner and prove it.
+def load(
+    command: Load, progress: Progress, memory: Memory, store: PrefixStore | None = None
+) -> LoadedModel:
+    """Load the weights, choose a runner and prove it; with a store its rows share prefixes.
 
     Mutates: MLX's cache and wired limits. Raises: whatever the model's files make mlx-lm raise.
     """
@@ -79,6 +86,10 @@ def load(command: Load, progress: Progress, memory: Memory) -> LoadedModel:
     chunk_tokens = command.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
     vocab_size = _find_vocab_size(model, config)
     runner = _choose_runner(model, vocab_size, memory, (chunk_tokens, command.max_running))
+    prefixes = None
+    if store is not None:
+        prefixes = _share_prefixes(model, command.model_fingerprint, store)
+        runner.use_prefixes(prefixes)
     mx.clear_cache()
     announcement = Loaded(
         device=f"{'gpu' if on_gpu else 'cpu'}: {info.get('device_name') or platform.machine()}",
@@ -88,8 +99,9 @@ def load(command: Load, progress: Progress, memory: Memory) -> LoadedModel:
         recommended_working_set_bytes=working_set_bytes,
         memory_bytes=int(info.get("memory_size", 0)),
         max_buffer_bytes=int(info.get("max_buffer_length", 0)),
+        cache_fingerprint="" if prefixes is None else prefixes.fingerprint,
     )
-    return LoadedModel(runner, vocab_size, announcement, forecast)
+    return LoadedModel(runner, vocab_size, announcement, forecast, prefixes)
 
 
 def read_forecast(command: Load) -> Forecast | None:
@@ -97,6 +109,11 @@ def read_forecast(command: Load) -> Forecast | None:
     if not command.shape:
         return None
     return Forecast(ModelShape.model_validate_json(command.shape), command.fused)
+
+
+def _share_prefixes(model: nn.Module, fingerprint: str, store: PrefixStore) -> PrefixCache:
+    codec = KvCodec(model, describe_layers(model))
+    return PrefixCache(codec, cache_fingerprint(fingerprint, codec.layout.layers), store)
 
 
 def _read_weights(model: nn.Module, progress: Progress) -> None:
@@ -137,7 +154,7 @@ def _can_merge(cache: object) -> bool:
 
 def _choose_runner(
     model: nn.Module, vocab_size: int, memory: Memory, sizes: tuple[int, int]
-) -> RowRunner:
+) -> BatchRunner | SerialRunner:
     chunk_tokens, max_running = sizes
     if all(_can_merge(cache) for cache in make_prompt_cache(model)):
         batch = BatchRunner(model, chunk_tokens, max_running)

@@ -13,7 +13,8 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from node_agent.engine.chunking import cut_chunk
-from node_agent.engine.rows import PrefillStep
+from node_agent.engine.prefix_cache import RowPrefix
+from node_agent.engine.rows import PrefillStep, RestoreStep
 
 
 class RowPrefill:
@@ -26,17 +27,17 @@ class RowPrefill:
         *,
         cache: list[Any] | None = None,
         fed_tokens: int = 0,
-        stops: Sequence[int] = (),
+        prefix: RowPrefix | None = None,
     ) -> None:
         """Start with an empty cache, or with one that holds the first `fed_tokens` of the prompt.
 
-        `stops` are offsets, ascending, at which a chunk ends so the cache can be copied there.
+        `prefix` may restore more, and stores what is fed.
         """
         self._model = model
         self._prompt = prompt
         self._cache = make_prompt_cache(model) if cache is None else cache
         self._fed_tokens = fed_tokens
-        self._stops = stops
+        self._prefix = prefix
 
     @property
     def fed_tokens(self) -> int:
@@ -50,7 +51,26 @@ class RowPrefill:
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
         """Return how many tokens the next chunk feeds; 0 when only the last one is left."""
-        return cut_chunk(self._fed_tokens, len(self._prompt) - 1, limit_tokens, self._stops)
+        stops = () if self._prefix is None else self._prefix.stops
+        return cut_chunk(self._fed_tokens, len(self._prompt) - 1, limit_tokens, stops)
+
+    def restore_bytes(self) -> int:
+        """Return what starting from stored blocks would take; 0 when there is no need."""
+        return 0 if self._prefix is None else self._prefix.restore_bytes()
+
+    def restore(self, uid: int) -> RestoreStep:
+        """Start from stored blocks instead of an empty cache."""
+        if self._prefix is None:
+            return RestoreStep(uid)
+        cache, step = self._prefix.restore(uid)
+        if cache is not None:
+            self._cache, self._fed_tokens = cache, step.tokens
+        return step
+
+    def start_cold(self) -> None:
+        """Start from nothing, though there are stored blocks."""
+        if self._prefix is not None:
+            self._prefix.begin(0)
 
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
         """Run the next tokens through the model and evaluate the cache."""
@@ -60,6 +80,8 @@ class RowPrefill:
         self._model(mx.array([chunk]), cache=self._cache)
         mx.eval([layer.state for layer in self._cache])
         self._fed_tokens = end
+        if self._prefix is not None:
+            self._prefix.note_fed(self._cache, end)
         seconds = time.perf_counter() - started_seconds
         return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
 

@@ -33,6 +33,32 @@ class TokenStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreStep:
+    """What a row was started from; 0 tokens when the stored blocks were gone after all.
+
+    Units: `seconds` is how long reading the blocks and building the row's cache took.
+    """
+
+    uid: int
+    tokens: int = 0
+    hot_blocks: int = 0
+    ssd_blocks: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """What a prompt could start from, and the blocks it would then have to compute.
+
+    `missing` are digests, in order, of blocks that another row could start from once they are
+    stored.
+    """
+
+    cached_tokens: int = 0
+    missing: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JoinCost:
     """What a row's last token takes, when it joins those being decoded. Units: bytes, rows.
 
@@ -62,8 +88,20 @@ class RowRunner(Protocol):
         """Take a row in and return its uid. The command is already validated."""
         ...
 
-    def remove(self, uid: int) -> None:
-        """Drop a row between steps, wherever it is."""
+    def remove(self, uid: int, *, keep: bool = False) -> None:
+        """Drop a row between steps, wherever it is; with `keep` its prefix is stored first."""
+        ...
+
+    def restore_bytes(self, uid: int) -> int:
+        """Return what starting a row from stored blocks would take; 0 when there is no need."""
+        ...
+
+    def restore(self, uid: int) -> RestoreStep:
+        """Start a row from stored blocks; it has not been fed yet."""
+        ...
+
+    def start_cold(self, uid: int) -> None:
+        """Let a row start from nothing, though there are stored blocks."""
         ...
 
     def held_tokens(self, uid: int) -> int:
@@ -88,6 +126,18 @@ class RowRunner(Protocol):
 
     def decode(self) -> tuple[TokenStep, ...]:
         """Decode one token of each row that has joined."""
+        ...
+
+
+class Prefixes(Protocol):
+    """The stored prefixes as admission sees them. Only the MLX thread calls it."""
+
+    def plan(self, command: Generate) -> PrefixPlan:
+        """Return what a request's prompt could start from now."""
+        ...
+
+    def take_done(self) -> tuple[tuple[str, bytes], ...]:
+        """Return request and digest of the blocks computed since the last call."""
         ...
 
 

@@ -22,6 +22,7 @@ from node_agent.engine.mailbox import Board, Mailbox, RowCounts, StepGauges
 from node_agent.engine.messages import (
     Abort,
     Answer,
+    CacheLimits,
     Cancel,
     Command,
     Event,
@@ -35,6 +36,8 @@ from node_agent.engine.messages import (
     Shutdown,
 )
 from node_agent.engine.meter import MemoryMeter
+from node_agent.engine.prefix_report import PrefixReporter
+from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.scheduler import Scheduler
 
 IDLE_TURN_SECONDS = 0.5
@@ -63,6 +66,8 @@ class Runtime:
         self._memory = MemoryMeter()
         self._limits = Limits()
         self._scheduler: Scheduler | None = None
+        self._store: PrefixStore | None = None
+        self._reporter: PrefixReporter | None = None
         self._steps = 0
 
     def run(self) -> ExitCode:
@@ -78,6 +83,8 @@ class Runtime:
         self._scheduler = None
         gc.collect()
         mx.clear_cache()
+        if self._store is not None:
+            self._store.close()
         # A thread that ran a model must end with this, or the process aborts at exit.
         mx.clear_streams()
         return code
@@ -89,7 +96,13 @@ class Runtime:
             return ExitCode.CLEAN
         if loaded is None:
             return ExitCode.LOAD_FAILED
-        self._scheduler = Scheduler(loaded.runner, loaded.vocab_size, self._memory, loaded.forecast)
+        prefixes = loaded.prefixes
+        self._scheduler = Scheduler(
+            loaded.runner, loaded.vocab_size, self._memory, loaded.forecast, prefixes=prefixes
+        )
+        if self._store is not None and prefixes is not None:
+            identity = (prefixes.fingerprint, prefixes.layout)
+            self._reporter = PrefixReporter(self._store, identity)
         self._scheduler.steer(self._limits)
         self._show(None)
         self._emit([loaded.announcement])
@@ -100,9 +113,11 @@ class Runtime:
 
     def _load(self) -> LoadedModel | None:
         command = self._await_load()
+        if command.model_fingerprint:
+            self._store = PrefixStore(command.cache)
         self._show(time.monotonic())
         try:
-            return load(command, self._report_progress, self._memory)
+            return load(command, self._report_progress, self._memory, self._store)
         except _Stopped:
             raise
         except Exception as fault:  # noqa: BLE001 - a model's files can make mlx-lm raise anything
@@ -124,7 +139,7 @@ class Runtime:
                     # What came along with it stays for the first turn, but older limits must
                     # not undo newer ones then.
                     earlier = islice(self._inbox, at)
-                    before = [one for one in earlier if not isinstance(one, Limits)]
+                    before = [one for one in earlier if not isinstance(one, Limits | CacheLimits)]
                     self._inbox = deque([*before, *islice(self._inbox, at + 1, None)])
                     return command
 
@@ -145,12 +160,16 @@ class Runtime:
             if isinstance(command, Shutdown):
                 self._emit(events)
                 return False
+            if isinstance(command, CacheLimits) and self._store is not None:
+                self._store.resize(command)
             events += _obey(scheduler, command)
         if scheduler.busy:
             self._show(time.monotonic())
             events += scheduler.step()
         self._steps += 1
         self._show(None)
+        if self._reporter is not None:
+            events += self._reporter.events()
         if events:
             self._emit(events)
         return True

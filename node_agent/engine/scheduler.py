@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from manifests.errors import Code, Retryable
 from node_agent.engine.deadlines import Deadlines
-from node_agent.engine.feeding import FedRow, FeedingLine
+from node_agent.engine.feeding import Fed, FedRow, FeedingLine
 from node_agent.engine.forecast import Forecast
 from node_agent.engine.gatekeeper import Gatekeeper
 from node_agent.engine.mailbox import RowCounts
@@ -23,9 +23,11 @@ from node_agent.engine.messages import (
     Generate,
     Limits,
     Reclaim,
+    Restored,
     Tokens,
 )
-from node_agent.engine.rows import Memory, RowRunner, TokenStep
+from node_agent.engine.rows import Memory, Prefixes, RowRunner, TokenStep
+from node_agent.engine.sharing import NoPrefixes, Sharing
 from node_agent.engine.waiting import WaitingLine, find_fault
 
 
@@ -36,6 +38,7 @@ class Row:
     command: Generate
     uid: int
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Scheduler:
@@ -48,12 +51,14 @@ class Scheduler:
         memory: Memory,
         forecast: Forecast | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._runner, self._vocab_size, self._memory = runner, vocab_size, memory
         self._clock = clock
         self._gatekeeper = Gatekeeper(memory, forecast, clock)
         self._line = FeedingLine(runner, memory, self._gatekeeper, clock)
         self._waiting = WaitingLine()
+        self._sharing = Sharing(prefixes or NoPrefixes(), clock)
         self._deadlines = Deadlines()
         self._by_id: dict[str, Row] = {}
         self._by_uid: dict[int, Row] = {}
@@ -63,7 +68,7 @@ class Scheduler:
         """How many rows are where."""
         return RowCounts(
             running=len(self._by_id),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._sharing),
             prefilling=len(self._line),
             held=self._line.held,
             prefill_turn=self._gatekeeper.limits.prefill_turn,
@@ -73,7 +78,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether there is any request."""
-        return bool(self._by_id or len(self._waiting))
+        return bool(self._by_id or len(self._waiting) or len(self._sharing))
 
     @property
     def runnable(self) -> bool:
@@ -81,18 +86,18 @@ class Scheduler:
         if len(self._by_id) > len(self._line) or self._line.runnable:
             return True
         turn = self._gatekeeper.limits.prefill_turn
-        return turn and len(self._waiting) > 0 and not self._by_id
+        ready = len(self._waiting) > 0 or self._sharing.has_freed
+        return turn and ready and not self._by_id
 
     def submit(self, command: Generate) -> list[Event]:
         """Queue a request; a request that can never run fails alone, at once."""
-        known = command.request_id in self._by_id
-        if known or command.request_id in self._waiting.request_ids:
+        if command.request_id in self._ids:
             # Answering would end the stream of the request that rightly owns the id.
             return []
         fault = find_fault(command, self._vocab_size)
         if fault:
             return [_failed(command.request_id, Code.INVALID_VALUE, fault, Retryable.NO)]
-        self._waiting.append(command)
+        self._waiting.append(command, self._sharing.cached_tokens(command))
         self._deadlines.start(command, self._clock())
         return []
 
@@ -108,7 +113,7 @@ class Scheduler:
 
     def cancel(self, request_id: str) -> list[Event]:
         """Drop a request, waiting or running; an unknown id changes nothing."""
-        row = self._take(request_id)
+        row = self._take(request_id, keep=True)
         return [] if row is None else [_finished(row, "cancelled")]
 
     def abort(self, command: Abort) -> list[Event]:
@@ -131,6 +136,8 @@ class Scheduler:
         events: list[Event] = []
         for overdue in self._deadlines.overdue(self._clock()):
             events += self.abort(overdue)
+        for freed in reversed(self._sharing.free()):
+            self._waiting.put_back(freed)
         self._admit()
         started_seconds = self._clock()
         tokens = self._runner.decode()
@@ -140,6 +147,7 @@ class Scheduler:
             events.extend(self._note_token(token))
         fed = self._line.feed(len(self._by_id) - len(self._line))
         events += fed.events
+        self._note_prefixes(fed)
         for refused in fed.refused:
             self._deadlines.forget(refused.command.request_id)
         for gone in (*fed.refused, *fed.requeued):
@@ -152,10 +160,11 @@ class Scheduler:
 
     def fail_all(self, code: Code, message: str, retryable: Retryable) -> list[Event]:
         """End every request without an answer."""
-        ids = [*self._by_id, *self._waiting.request_ids]
+        ids = self._ids
         self._by_id.clear()
         self._by_uid.clear()
         self._waiting.clear()
+        self._sharing.clear()
         self._line.clear()
         self._deadlines.clear()
         return [_failed(request_id, code, message, retryable) for request_id in ids]
@@ -170,11 +179,21 @@ class Scheduler:
             )
             if waiting is None:
                 return
+            if not self._sharing.admits(waiting):
+                continue
             command = waiting.command
             row = Row(command, uid=self._runner.insert(command))
             self._by_id[command.request_id] = row
             self._by_uid[row.uid] = row
-            self._line.add(FedRow(command, row.uid, waiting.tries))
+            self._line.add(FedRow(command, row.uid, waiting.tries, waiting.cached_tokens))
+
+    def _note_prefixes(self, fed: Fed) -> None:
+        """Note what rows were started from, and which compute no prefix any more."""
+        for event in fed.events:
+            if isinstance(event, Restored):
+                self._by_id[event.request_id].cached_tokens = event.tokens
+        for joined in fed.joined:
+            self._sharing.leave(joined.command.request_id)
 
     def _note_token(self, step: TokenStep) -> Iterable[Event]:
         row = self._by_uid[step.uid]
@@ -191,14 +210,19 @@ class Scheduler:
             self._forget(row)
             yield _finished(row, step.finish)
 
-    def _take(self, request_id: str) -> Row | None:
-        """Take a request out, wherever it is."""
+    @property
+    def _ids(self) -> list[str]:
+        return [*self._by_id, *self._waiting.request_ids, *self._sharing.request_ids]
+
+    def _take(self, request_id: str, *, keep: bool = False) -> Row | None:
+        """Take a request out, wherever it is; with `keep` what it computed is stored first."""
         self._deadlines.forget(request_id)
         row = self._by_id.get(request_id)
         if row is None:
-            waiting = self._waiting.take(request_id)
+            waiting = self._waiting.take(request_id) or self._sharing.take(request_id)
+            self._sharing.leave(request_id)
             return None if waiting is None else Row(waiting.command, uid=-1)
-        self._runner.remove(row.uid)
+        self._runner.remove(row.uid, keep=keep)
         self._forget(row)
         if not self._by_id:
             self._gatekeeper.rest()
@@ -207,6 +231,7 @@ class Scheduler:
     def _forget(self, row: Row) -> None:
         self._waiting.note_end()
         self._line.remove(row.uid)
+        self._sharing.leave(row.command.request_id)
         del self._by_id[row.command.request_id]
         del self._by_uid[row.uid]
 
@@ -217,6 +242,7 @@ def _finished(row: Row, reason: str) -> Finished:
         reason=reason,
         prompt_tokens=len(row.command.prompt),
         completion_tokens=row.completion_tokens,
+        cached_tokens=row.cached_tokens,
     )
 
 

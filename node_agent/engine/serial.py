@@ -13,7 +13,8 @@ from mlx import nn
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefill import RowPrefill
-from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
+from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
 from node_agent.engine.sampling import Processor, Sampler, Samplers, processors_for
 
 
@@ -25,6 +26,7 @@ class _Row:
     sampler: Sampler
     processors: list[Processor]
     stops: frozenset[int]
+    prefix: RowPrefix | None = None
     joined: bool = False
     output: list[int] = field(default_factory=list)
 
@@ -38,6 +40,11 @@ class SerialRunner:
         self._samplers = Samplers()
         self._rows: dict[int, _Row] = {}
         self._next_uid = 0
+        self._prefixes: PrefixCache | None = None
+
+    def use_prefixes(self, prefixes: PrefixCache) -> None:
+        """Start rows from stored prefixes from now on, and store theirs."""
+        self._prefixes = prefixes
 
     @property
     def max_rows(self) -> int:
@@ -52,19 +59,35 @@ class SerialRunner:
     def insert(self, command: Generate) -> int:
         """Take the only row and return its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
+        prefix = None if self._prefixes is None else self._prefixes.row(command)
         self._rows[uid] = _Row(
             uid=uid,
             command=command,
-            prefill=RowPrefill(self._model, command.prompt),
+            prefill=RowPrefill(self._model, command.prompt, prefix=prefix),
+            prefix=prefix,
             sampler=self._samplers.sampler_for(command.sampling),
             processors=processors_for(command.sampling, len(command.prompt)),
             stops=frozenset(() if command.ignore_eos else command.stop_token_ids),
         )
         return uid
 
-    def remove(self, uid: int) -> None:
-        """Drop the row."""
-        del self._rows[uid]
+    def remove(self, uid: int, *, keep: bool = False) -> None:
+        """Drop the row; with `keep` what it decoded is stored first."""
+        row = self._rows.pop(uid)
+        if keep and row.joined:
+            _keep(row, finished=True)
+
+    def restore_bytes(self, uid: int) -> int:
+        """Return what starting from stored blocks would take; 0 when there is no need."""
+        return self._rows[uid].prefill.restore_bytes()
+
+    def restore(self, uid: int) -> RestoreStep:
+        """Start the row from stored blocks."""
+        return self._rows[uid].prefill.restore(uid)
+
+    def start_cold(self, uid: int) -> None:
+        """Let the row start from nothing, though there are stored blocks."""
+        self._rows[uid].prefill.start_cold()
 
     def held_tokens(self, uid: int) -> int:
         """Return how many prompt tokens the row's cache holds."""
@@ -112,6 +135,16 @@ class SerialRunner:
         finish = "length" if len(row.output) >= command.max_tokens else None
         if token in row.stops:
             finish = "stop"
+        _keep(row, finished=finish is not None)
         top = command.sampling.top_logprobs
         picked = None if top is None else pick_logprobs([(logprobs[0], token, top)])[0]
         return TokenStep(row.uid, token, finish, picked)
+
+
+def _keep(row: _Row, *, finished: bool) -> None:
+    """Store the prefix of a row that ended or filled a block; its newest token is not fed yet."""
+    held_tokens = len(row.command.prompt) + max(0, len(row.output) - 1)
+    if row.prefix is None or not row.output or not (finished or row.prefix.is_due(held_tokens)):
+        return
+    tokens = [*row.command.prompt, *row.output[:-1]]
+    row.prefix.note_decoded(tokens, lambda: row.prefill.cache, finished=finished)

@@ -14,12 +14,16 @@ MAX_PREFILLING_ROWS = 8
 
 @dataclass(slots=True)
 class WaitingRow:
-    """One request that waits. A requeued one stays until another row has ended."""
+    """One request that waits. A requeued one stays until another row has ended.
+
+    `cached_tokens` of its prompt were stored when it came.
+    """
 
     command: Generate
     tries: Tries = field(default_factory=Tries)
     requeued: bool = False
     retry_at_ends: int = 0
+    cached_tokens: int = 0
 
 
 def find_fault(command: Generate, vocab_size: int) -> str:
@@ -72,9 +76,13 @@ class WaitingLine:
         """Who waits, in order."""
         return [row.command.request_id for row in self._rows]
 
-    def append(self, command: Generate) -> None:
+    def append(self, command: Generate, cached_tokens: int = 0) -> None:
         """Let a request in, behind those of its priority."""
-        self._insert(WaitingRow(command), ahead=False)
+        self._insert(WaitingRow(command, cached_tokens=cached_tokens), ahead=False)
+
+    def put_back(self, row: WaitingRow) -> None:
+        """Let a row that was taken out in again, before those of its priority."""
+        self._insert(row, ahead=True)
 
     def requeue(self, command: Generate, tries: Tries) -> None:
         """Let a row that was being fed in again, before those of its priority."""
@@ -102,7 +110,8 @@ class WaitingLine:
         """
         blocked = False
         for row in self._rows:
-            prompt = Prefilling(len(row.command.prompt), row.command.priority)
+            need_tokens = len(row.command.prompt) - row.cached_tokens
+            prompt = Prefilling(need_tokens, row.command.priority)
             short = prompt.tokens <= chunk_tokens
             if row.requeued and row.retry_at_ends > self._ends and not idle:
                 blocked = True

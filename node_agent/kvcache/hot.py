@@ -55,6 +55,15 @@ class HotTier:
         """Return a block without noting its use; `pinned` does that for a whole restore."""
         return self._blocks.get(digest)
 
+    def names(self, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
+        """Return the full blocks that carry all these snapshots."""
+        return frozenset(
+            digest
+            for digest, block in self._blocks.items()
+            if block.header.tokens == block_tokens
+            and block.header.snapshot_mask & snapshot_mask == snapshot_mask
+        )
+
     def put(self, block: Block) -> bool:
         """Keep a block as the most recently used; False when there is no room for it."""
         digest, size_bytes = block.header.digest, block.payload_bytes

@@ -82,6 +82,16 @@ class SsdIndex:
         with self._database.reading() as connection:
             return frozenset(row[0] for row in connection.execute("SELECT digest FROM blocks"))
 
+    def names(self, fingerprint: str, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
+        """Return one model's full blocks that carry all these snapshots. Raises: TierFault."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT digest, snapshots FROM blocks WHERE fingerprint = ? AND tokens = ?",
+                (fingerprint, block_tokens),
+            ).fetchall()
+        mask = snapshot_mask
+        return frozenset(bytes(digest) for digest, held in rows if int(held, 16) & mask == mask)
+
     def note_foreign(self, count: int) -> None:
         """Remember how many files of others were seen. Raises: TierFault."""
         with self._database.transaction() as connection:

@@ -7,7 +7,7 @@ it under a smaller budget.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -84,6 +84,10 @@ class SsdWriter:
     def touch(self, digests: Sequence[bytes]) -> None:
         """Note, a little later, a use of blocks that were served from RAM."""
         self._queue.add_job(lambda: self._store.touch(digests))
+
+    def add_job(self, job: Callable[[], None]) -> None:
+        """Run a short piece of work on the writer's thread, before the next block."""
+        self._queue.add_job(job)
 
     def resize(self, budget: SsdBudget) -> None:
         """Set the budget and evict down to it in bounded steps, before any further save."""

@@ -11,7 +11,7 @@ from node_agent.engine.chunking import cut_chunk
 from node_agent.engine.forecast import Forecast
 from node_agent.engine.mailbox import MemoryGauges
 from node_agent.engine.messages import Generate
-from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
 
 # One layer that grows, nothing else: a chunk takes its KV, its scores and its activations.
 SHAPE = ModelShape(
@@ -54,7 +54,16 @@ class CountingRunner:
         self.rows[uid], self.fed[uid], self.made[uid] = command, 0, 0
         return uid
 
-    def remove(self, uid: int) -> None:
+    def restore_bytes(self, uid: int) -> int:
+        return 0
+
+    def restore(self, uid: int) -> RestoreStep:
+        raise NotImplementedError
+
+    def start_cold(self, uid: int) -> None:
+        raise NotImplementedError
+
+    def remove(self, uid: int, *, keep: bool = False) -> None:
         del self.rows[uid], self.fed[uid]
         self.joined = [other for other in self.joined if other != uid]
 

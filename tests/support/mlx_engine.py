@@ -79,6 +79,10 @@ class BareEngine:
     def load(self, model: Path, **fields: int) -> Loaded:
         """Load a model. Raises AssertionError when it does not load."""
         self.send(Load(model_path=str(model), **fields))
+        return self.await_loaded()
+
+    def await_loaded(self) -> Loaded:
+        """Read up to the end of a load. Raises AssertionError when it does not load."""
         for event in self.events:
             if isinstance(event, Loaded):
                 return event

@@ -52,7 +52,7 @@ def live(monkeypatch, load, *commands, mailbox: Mailbox | None = None) -> tuple[
     return codes[0], events
 
 
-def load_faulty(command: Load, progress: object, memory: object) -> LoadedModel:
+def load_faulty(command: Load, progress: object, memory: object, store: object) -> LoadedModel:
     announcement = Loaded(device="none", mlx_version="0", chunk_tokens=8, active_bytes=0)
     return LoadedModel(FaultyRunner(), 100, announcement)
 
@@ -74,7 +74,7 @@ def test_a_step_that_raises_fails_every_request_and_ends_with_a_code(monkeypatch
 
 
 def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
-    def load(command: Load, progress: object, memory: object) -> LoadedModel:
+    def load(command: Load, progress: object, memory: object, store: object) -> LoadedModel:
         raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
 
     code, events = live(monkeypatch, load, LOAD)
@@ -88,10 +88,10 @@ def test_a_load_that_raises_is_told_and_ends_with_a_code(monkeypatch, capsys):
 def test_shutdown_answers_what_is_queued_and_what_runs(monkeypatch):
     mailbox = Mailbox()
 
-    def load(command: Load, progress: object, memory: object) -> LoadedModel:
+    def load(command: Load, progress: object, memory: object, store: object) -> LoadedModel:
         for late in (row("a"), Cancel(request_id="a"), row("b"), Shutdown(), row("late")):
             mailbox.put(late)
-        return load_faulty(command, progress, memory)
+        return load_faulty(command, progress, memory, store)
 
     code, events = live(monkeypatch, load, LOAD, mailbox=mailbox)
     assert code == ExitCode.CLEAN

@@ -1,0 +1,220 @@
+"""Stored prefixes and the rows of one engine: what a row starts from, and what it leaves behind.
+
+Owns the joining of codec, tiers and capture plans. Called on the MLX thread: by admission, which
+asks what a prompt could start from, and by the runners, for each row. A row's cache is cut into
+blocks while it stands where a block wants it; nothing here ever fails a row: the worst case is
+that a row starts from nothing and leaves nothing.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from manifests.wire.prefix_chain import ChainRoot, PrefixChain
+from node_agent.engine.kv_codec import KvCodec, RestoreError
+from node_agent.engine.messages import Generate
+from node_agent.engine.prefix_store import PrefixStore
+from node_agent.engine.rows import PrefixPlan, RestoreStep
+from node_agent.kvcache.block import Block, Tier
+from node_agent.kvcache.capture_plan import (
+    Capture,
+    CaptureRules,
+    plan_capture_now,
+    plan_captures,
+)
+from node_agent.kvcache.layer_kinds import CacheLayout
+from node_agent.kvcache.restore_plan import RestorePlan
+from node_agent.kvcache.tiers import LoadedBlock
+
+# Snapshots of one prompt may take this much; more ends than that keep none.
+SNAPSHOT_BUDGET_BYTES = 256 << 20
+# A KV cache grows by whole steps of this many tokens.
+_STEP_TOKENS = 256
+# A chain is wanted twice or three times on a request's way in.
+_CHAINS_KEPT = 64
+
+_LOG = structlog.get_logger(__name__)
+
+Caches = list[Any]
+
+
+class PrefixCache:
+    """The stored prefixes of one model."""
+
+    def __init__(self, codec: KvCodec, fingerprint: str, store: PrefixStore) -> None:
+        self.fingerprint = fingerprint
+        self.layout: CacheLayout = codec.layout
+        self.rules = CaptureRules(store.settings.block_tokens, SNAPSHOT_BUDGET_BYTES)
+        self.store = store
+        self._codec = codec
+        self._tiers = store.tiers((fingerprint, codec.layout))
+        self._done: list[tuple[str, bytes]] = []
+        self._chains: OrderedDict[str, PrefixChain] = OrderedDict()
+
+    def plan(self, command: Generate) -> PrefixPlan:
+        """Return what a request's prompt could start from now, and what it would compute."""
+        chain = self.chain(command)
+        cached_tokens = self._tiers.plan(chain).tokens
+        captures = plan_captures(self.layout, self.rules, chain.tokens, cached_tokens)
+        useful = [one for one in captures if one.snapshot or not self.layout.snapshot_mask]
+        return PrefixPlan(cached_tokens, tuple(_digest(chain, one) for one in useful))
+
+    def take_done(self) -> tuple[tuple[str, bytes], ...]:
+        """Return request and digest of the blocks captured since the last call."""
+        done, self._done = tuple(self._done), []
+        return done
+
+    def row(self, command: Generate) -> "RowPrefix":
+        """Return the keeper of one row's prefix."""
+        return RowPrefix(self, command)
+
+    def chain(self, command: Generate) -> PrefixChain:
+        """Return the names of a prompt's blocks."""
+        chain = self._chains.get(command.request_id)
+        if chain is None:
+            chain = self.name(command, command.prompt)
+            self._chains[command.request_id] = chain
+            if len(self._chains) > _CHAINS_KEPT:
+                self._chains.popitem(last=False)
+        return chain
+
+    def name(self, command: Generate, tokens: Sequence[int]) -> PrefixChain:
+        """Return the names of the blocks of a request's tokens."""
+        root = ChainRoot(self.fingerprint, tuple(command.extra_keys))
+        return PrefixChain.of(root, tokens, self.rules.block_tokens)
+
+    def find(self, chain: PrefixChain) -> RestorePlan:
+        """Return the deepest start, counting a miss when there is none."""
+        plan = self._tiers.plan(chain)
+        if not plan.blocks:
+            self.store.stats.add(misses=1)
+        return plan
+
+    def build_bytes(self, plan: RestorePlan) -> int:
+        """Return what building a row's cache takes: itself, one layer twice, and what is read."""
+        room_tokens = -(-plan.tokens // _STEP_TOKENS) * _STEP_TOKENS
+        layers = [one.token_bytes * room_tokens + one.snapshot_bytes for one in self.layout.layers]
+        return sum(layers) + max(layers, default=0) + plan.load_bytes(Tier.SSD)
+
+    def build(self, chain: PrefixChain) -> tuple[Caches, Sequence[LoadedBlock], int] | None:
+        """Return a cache with what was read for it and the tokens it holds; None: start cold."""
+        restored = self._tiers.restore(chain)
+        if not restored.blocks:
+            return None
+        try:
+            caches = self._codec.build(restored.blocks, restored.tokens)
+        except RestoreError as error:
+            self.store.stats.add(faults=1)
+            _LOG.warning("stored blocks do not fit the model", problem=str(error))
+            return None
+        return caches, restored.blocks, restored.tokens
+
+    def capture(
+        self, request_id: str, chain: PrefixChain, caches: Caches, capture: Capture
+    ) -> None:
+        """Cut a block out of a row's cache and store it, unless it is stored already."""
+        end_tokens = capture.end_tokens
+        start_tokens = (end_tokens - 1) // chain.block_tokens * chain.block_tokens
+        if not self._tiers.holds(chain, end_tokens):
+            layers, tensors = self._codec.cut(
+                caches, start_tokens, end_tokens, snapshot=capture.snapshot
+            )
+            self._tiers.keep(Block(self._tiers.header(chain, end_tokens, layers), tensors))
+        self._done.append((request_id, _digest(chain, capture)))
+
+
+class RowPrefix:
+    """One row's way: start from stored blocks or from nothing, then leave blocks behind."""
+
+    def __init__(self, cache: PrefixCache, command: Generate) -> None:
+        self._cache, self._command = cache, command
+        self._chain = cache.chain(command)
+        self._plan: RestorePlan | None = None
+        self._captures: list[Capture] | None = None
+        self._kept_tokens = 0
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Where a chunk must end because the cache is wanted as it stands there."""
+        return tuple(one.end_tokens for one in self._wanted() if one.snapshot)
+
+    def restore_bytes(self) -> int:
+        """Return what starting from stored blocks takes; 0 when there are none, or it has begun."""
+        if self._captures is not None:
+            return 0
+        if self._plan is None:
+            self._plan = self._cache.find(self._chain)
+        if not self._plan.blocks:
+            self.begin(0)
+            return 0
+        return self._cache.build_bytes(self._plan)
+
+    def restore(self, uid: int) -> tuple[Caches | None, RestoreStep]:
+        """Start from stored blocks; no cache when they are gone after all."""
+        started_seconds = time.perf_counter()
+        built = self._cache.build(self._chain)
+        if built is None:
+            self.begin(0)
+            return None, RestoreStep(uid)
+        caches, blocks, tokens = built
+        self.begin(tokens)
+        tiers = [one.use.block.tier for one in blocks]
+        seconds = time.perf_counter() - started_seconds
+        hot, ssd = tiers.count(Tier.HOT), tiers.count(Tier.SSD)
+        return caches, RestoreStep(uid, tokens, hot, ssd, seconds)
+
+    def begin(self, restored_tokens: int) -> None:
+        """Note where the row starts, and plan what it leaves behind."""
+        self._kept_tokens = restored_tokens
+        self._captures = list(
+            plan_captures(
+                self._cache.layout, self._cache.rules, self._chain.tokens, restored_tokens
+            )
+        )
+
+    def note_fed(self, caches: Caches, fed_tokens: int) -> None:
+        """Store the blocks that ended with what was fed."""
+        wanted = self._wanted()
+        while wanted and wanted[0].end_tokens <= fed_tokens:
+            self._capture(self._chain, caches, wanted.pop(0))
+
+    def is_due(self, held_tokens: int) -> bool:
+        """Return whether a row that decodes has just filled a block."""
+        return held_tokens % self._cache.rules.block_tokens == 0
+
+    def note_decoded(
+        self, tokens: Sequence[int], view: Callable[[], Caches], *, finished: bool
+    ) -> None:
+        """Store what a row that decodes holds now: full blocks, and the rest when it is finished.
+
+        `view` gives the row's cache, which stands at all of `tokens`.
+        """
+        cache, held_tokens = self._cache, len(tokens)
+        last = plan_capture_now(cache.layout, cache.rules, held_tokens, finished)
+        size = cache.rules.block_tokens
+        first_end = (self._kept_tokens // size + 1) * size
+        ends = range(first_end, held_tokens, size) if cache.layout.needs_chain else range(0)
+        captures = [Capture(end, snapshot=False) for end in ends]
+        captures += [last] if last is not None else []
+        if not captures:
+            return
+        chain, caches = cache.name(self._command, tokens), view()
+        for capture in captures:
+            self._capture(chain, caches, capture)
+
+    def _capture(self, chain: PrefixChain, caches: Caches, capture: Capture) -> None:
+        self._cache.capture(self._command.request_id, chain, caches, capture)
+        self._kept_tokens = max(self._kept_tokens, capture.end_tokens)
+
+    def _wanted(self) -> list[Capture]:
+        if self._captures is None:
+            self.begin(0)
+        return self._captures or []
+
+
+def _digest(chain: PrefixChain, capture: Capture) -> bytes:
+    index = (capture.end_tokens - 1) // chain.block_tokens
+    return chain.digest_at(index, capture.end_tokens - index * chain.block_tokens)
