@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 
 from node_agent.engine.chunking import STEP_TOKENS
 
-# How long one step feeds while rows decode. Half of a person's patience of half a second is
-# left for the decode step itself and for chunks that turn out slower than those before.
+# How long one step feeds while rows decode. What is left of a second is for the decode step
+# itself and for chunks that turn out slower than those before.
 FEED_SECONDS = 0.25
 
-# Where a decode step alone is slow, the weights are read as slowly for a chunk; with less time
-# than this many decode steps, feeding would starve.
-FEED_DECODE_STEPS = 2.0
+# Decode steps differ by what else the machine does, so each moves the average only a little. A
+# chunk moves it more: the next one must be narrower at once. Not by all it was slower, though:
+# on a busy machine the slowest chunk of all would set the width, and narrow chunks cost most.
+DECODE_LEARNING_RATE = 0.1
+CHUNK_LEARNING_RATE = 0.5
 
 # The narrowest chunk, whatever the clock says: a prompt always goes on. Narrower ones also say
 # little about wide ones, so nothing is learned from them.
@@ -23,9 +25,6 @@ MIN_CHUNK_TOKENS = 16
 
 # A chunk may be this much wider than the last one: kernels change with the width.
 GROWTH = 2
-
-# One slow chunk is believed at once; this much of it is forgotten with each faster one.
-EASING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +41,27 @@ class Pace:
 
     @property
     def feed_seconds(self) -> float:
-        """How long one step may feed while rows decode."""
-        return max(FEED_SECONDS, FEED_DECODE_STEPS * self.decode_seconds)
+        """How long one step may feed while rows decode.
+
+        A decode step is still under way when the chunk starts, and is waited for within it. A
+        slow one reads the weights slowly, and so does the chunk: with less time than the step
+        itself takes, feeding would starve.
+        """
+        return self.decode_seconds + max(FEED_SECONDS, self.decode_seconds)
 
     def decoded(self, seconds: float) -> "Pace":
         """Return the pace after one decode step with no chunk before it."""
-        return replace(self, decode_seconds=_ease(self.decode_seconds, seconds))
+        average = _move(self.decode_seconds, seconds, DECODE_LEARNING_RATE)
+        return replace(self, decode_seconds=average)
 
     def fed(self, held_tokens: int, chunk_tokens: int, seconds: float) -> "Pace":
         """Return the pace after one chunk behind `held_tokens`; a narrow one teaches nothing."""
         if chunk_tokens < MIN_CHUNK_TOKENS or seconds <= 0:
             return self
         octave = _octave(held_tokens)
-        known = self.token_seconds.get(octave, 0.0)
-        learned = {octave: _ease(known, seconds / chunk_tokens)}
+        measured = seconds / chunk_tokens
+        known = self.token_seconds.get(octave, measured)
+        learned = {octave: _move(known, measured, CHUNK_LEARNING_RATE)}
         return replace(
             self,
             token_seconds={**self.token_seconds, **learned},
@@ -73,7 +79,7 @@ class Pace:
         if token_seconds is None:
             return MIN_CHUNK_TOKENS
         widest = GROWTH * max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
-        return min(widest, int(seconds / token_seconds))
+        return int(min(widest, seconds / token_seconds))
 
     def _expect(self, octave: int) -> float | None:
         """Return what a token costs at a context, from the nearest one that was measured.
@@ -113,5 +119,5 @@ def _octave(held_tokens: int) -> int:
     return max(held_tokens, STEP_TOKENS).bit_length()
 
 
-def _ease(known: float, measured: float) -> float:
-    return measured if measured >= known else measured + EASING * (known - measured)
+def _move(known: float, measured: float, rate: float) -> float:
+    return known + rate * (measured - known)
