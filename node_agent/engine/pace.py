@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from node_agent.engine.chunking import STEP_TOKENS
 
+# No forward pass takes less; a clock that says so tells nothing.
+SHORTEST_SECONDS = 1e-6
+
 # How long one step feeds while rows decode. What is left of a second is for the decode step
 # itself and for chunks that turn out slower than those before.
 FEED_SECONDS = 0.25
@@ -56,7 +59,7 @@ class Pace:
 
     def fed(self, held_tokens: int, chunk_tokens: int, seconds: float) -> "Pace":
         """Return the pace after one chunk behind `held_tokens`; a narrow one teaches nothing."""
-        if chunk_tokens < MIN_CHUNK_TOKENS or seconds <= 0:
+        if chunk_tokens < MIN_CHUNK_TOKENS or seconds < SHORTEST_SECONDS:
             return self
         octave = _octave(held_tokens)
         measured = seconds / chunk_tokens
