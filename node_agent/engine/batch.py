@@ -18,7 +18,7 @@ from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate, TokenLogprobs
 from node_agent.engine.prefill import RowPrefill
 from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
-from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
+from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Samplers, processors_for
 
 
@@ -35,12 +35,9 @@ class BatchRunner:
         self._feeding: dict[int, RowPrefill] = {}
         self._groups: list[DecodeGroup] = []
         self._next_uid = 0
-        self._prefixes: PrefixCache | None = None
+        # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
+        self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-
-    def use_prefixes(self, prefixes: PrefixCache) -> None:
-        """Start rows from stored prefixes from now on, and store theirs."""
-        self._prefixes = prefixes
 
     @property
     def max_rows(self) -> int:
@@ -57,8 +54,8 @@ class BatchRunner:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self._commands[uid] = command
         prefix = None
-        if self._prefixes is not None:
-            prefix = self._kept[uid] = self._prefixes.row(command)
+        if self.prefixes is not None:
+            prefix = self._kept[uid] = self.prefixes.row(command)
         self._feeding[uid] = RowPrefill(self._model, command.prompt, prefix=prefix)
         return uid
 
@@ -76,29 +73,9 @@ class BatchRunner:
                 group.remove(uid)
         self._drop_empty_groups()
 
-    def restore_bytes(self, uid: int) -> int:
-        """Return what starting a row from stored blocks would take; 0 when there is no need."""
-        return self._feeding[uid].restore_bytes()
-
-    def restore(self, uid: int) -> RestoreStep:
-        """Start a row from stored blocks."""
-        return self._feeding[uid].restore(uid)
-
-    def start_cold(self, uid: int) -> None:
-        """Let a row start from nothing, though there are stored blocks."""
-        self._feeding[uid].start_cold()
-
-    def held_tokens(self, uid: int) -> int:
-        """Return how many prompt tokens a row's cache holds."""
-        return self._feeding[uid].fed_tokens
-
-    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
-        """Return what a row's next chunk would feed; 0 when only the last token is left."""
-        return self._feeding[uid].next_chunk_tokens(limit_tokens)
-
-    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
-        """Feed a row's next chunk."""
-        return self._feeding[uid].feed(uid, chunk_tokens)
+    def prompt(self, uid: int) -> RowPrefill:
+        """Return the prompt of a row that has not joined yet."""
+        return self._feeding[uid]
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""

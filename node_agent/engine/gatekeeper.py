@@ -146,13 +146,9 @@ class Gatekeeper:
         """Return what to do about a row that is ready to be decoded with the others."""
         if self._forecast is None:
             return Run()
-        return self._judge_whole(tries, self._forecast.join_bytes(cost), alone=alone)
-
-    def judge_restore(self, tries: Tries, need_bytes: int, *, alone: bool) -> Decision:
-        """Return what to do about a row that could start from stored blocks."""
-        if self._forecast is None:
-            return Run()
-        return self._judge_whole(tries, need_bytes, alone=alone)
+        need_bytes = self._forecast.join_bytes(cost)
+        last = NextChunk(1, lambda _tokens: need_bytes, lambda _tokens: need_bytes)
+        return self._judge(tries, last, alone=alone)
 
     def predict(self, held_tokens: int, chunk_tokens: int) -> int:
         """Return the uncorrected prediction for a chunk; 0 without a shape."""
@@ -169,11 +165,6 @@ class Gatekeeper:
         self._high_water.note(gauges)
         over_bytes = gauges.active_bytes + gauges.cache_bytes - self.limits.budget_bytes
         return max(0, over_bytes) if self.limits.budget_bytes > 0 else 0
-
-    def _judge_whole(self, tries: Tries, need_bytes: int, *, alone: bool) -> Decision:
-        """Judge what cannot be made smaller."""
-        whole = NextChunk(1, lambda _tokens: need_bytes, lambda _tokens: need_bytes)
-        return self._judge(tries, whole, alone=alone)
 
     def _judge(self, tries: Tries, chunk: NextChunk, *, alone: bool) -> Decision:
         reading = self._read()

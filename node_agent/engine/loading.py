@@ -88,8 +88,7 @@ def load(
     runner = _choose_runner(model, vocab_size, memory, (chunk_tokens, command.max_running))
     prefixes = None
     if store is not None:
-        prefixes = _share_prefixes(model, command.model_fingerprint, store)
-        runner.use_prefixes(prefixes)
+        prefixes = runner.prefixes = _share_prefixes(model, command.model_fingerprint, store)
     mx.clear_cache()
     announcement = Loaded(
         device=f"{'gpu' if on_gpu else 'cpu'}: {info.get('device_name') or platform.machine()}",

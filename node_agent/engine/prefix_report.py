@@ -65,7 +65,11 @@ class PrefixReporter:
         return events
 
     def _list(self, disk: DiskTier) -> Names:
-        return disk.store.names(self._fingerprint, self._mask, self._store.settings.block_tokens)
+        with disk.store.link.guarded() as session:
+            if session is not None:
+                block_tokens = self._store.settings.block_tokens
+                return session.index.names(self._fingerprint, self._mask, block_tokens)
+        return frozenset()
 
 
 def plan_names(told: Names | None, held: Names) -> Iterator[PrefixesHeld]:

@@ -71,6 +71,35 @@ class JoinCost:
     copied_bytes: int = 0
 
 
+class PromptFeeding(Protocol):
+    """One row's prompt on its way into a cache of its own."""
+
+    @property
+    def fed_tokens(self) -> int:
+        """How many prompt tokens the row's cache holds."""
+        ...
+
+    def restore_bytes(self) -> int:
+        """Return what starting from stored blocks would take; 0 when there is no need."""
+        ...
+
+    def restore(self, uid: int) -> RestoreStep:
+        """Start from stored blocks; nothing has been fed yet."""
+        ...
+
+    def start_cold(self) -> None:
+        """Start from nothing, though there are stored blocks."""
+        ...
+
+    def next_chunk_tokens(self, limit_tokens: int) -> int:
+        """Return what the next chunk would feed; 0 when only the last token is left."""
+        ...
+
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        """Feed the next chunk, as long as `next_chunk_tokens` said."""
+        ...
+
+
 class RowRunner(Protocol):
     """Runs inserted rows. Only the MLX thread calls it."""
 
@@ -92,28 +121,8 @@ class RowRunner(Protocol):
         """Drop a row between steps, wherever it is; with `keep` its prefix is stored first."""
         ...
 
-    def restore_bytes(self, uid: int) -> int:
-        """Return what starting a row from stored blocks would take; 0 when there is no need."""
-        ...
-
-    def restore(self, uid: int) -> RestoreStep:
-        """Start a row from stored blocks; it has not been fed yet."""
-        ...
-
-    def start_cold(self, uid: int) -> None:
-        """Let a row start from nothing, though there are stored blocks."""
-        ...
-
-    def held_tokens(self, uid: int) -> int:
-        """Return how many prompt tokens a row's cache holds."""
-        ...
-
-    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
-        """Return what its next chunk would feed; 0 when only the last token is left."""
-        ...
-
-    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
-        """Feed a row's next chunk, as long as `next_chunk_tokens` said."""
+    def prompt(self, uid: int) -> PromptFeeding:
+        """Return the prompt of a row that has not joined yet."""
         ...
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from manifests.errors import Code, Retryable
 from node_agent.engine.deadlines import Deadlines
-from node_agent.engine.feeding import Fed, FedRow, FeedingLine
+from node_agent.engine.feeder import FedRow
+from node_agent.engine.feeding import FeedingLine
 from node_agent.engine.forecast import Forecast
 from node_agent.engine.gatekeeper import Gatekeeper
 from node_agent.engine.mailbox import RowCounts
@@ -23,7 +24,6 @@ from node_agent.engine.messages import (
     Generate,
     Limits,
     Reclaim,
-    Restored,
     Tokens,
 )
 from node_agent.engine.rows import Memory, Prefixes, RowRunner, TokenStep
@@ -37,8 +37,8 @@ class Row:
 
     command: Generate
     uid: int
+    fed: FedRow | None = None
     completion_tokens: int = 0
-    cached_tokens: int = 0
 
 
 class Scheduler:
@@ -91,7 +91,8 @@ class Scheduler:
 
     def submit(self, command: Generate) -> list[Event]:
         """Queue a request; a request that can never run fails alone, at once."""
-        if command.request_id in self._ids:
+        waiting_ids = (*self._waiting.request_ids, *self._sharing.request_ids)
+        if command.request_id in self._by_id or command.request_id in waiting_ids:
             # Answering would end the stream of the request that rightly owns the id.
             return []
         fault = find_fault(command, self._vocab_size)
@@ -147,7 +148,8 @@ class Scheduler:
             events.extend(self._note_token(token))
         fed = self._line.feed(len(self._by_id) - len(self._line))
         events += fed.events
-        self._note_prefixes(fed)
+        for joined in fed.joined:
+            self._sharing.leave(joined.command.request_id)
         for refused in fed.refused:
             self._deadlines.forget(refused.command.request_id)
         for gone in (*fed.refused, *fed.requeued):
@@ -160,7 +162,7 @@ class Scheduler:
 
     def fail_all(self, code: Code, message: str, retryable: Retryable) -> list[Event]:
         """End every request without an answer."""
-        ids = self._ids
+        ids = [*self._by_id, *self._waiting.request_ids, *self._sharing.request_ids]
         self._by_id.clear()
         self._by_uid.clear()
         self._waiting.clear()
@@ -182,18 +184,11 @@ class Scheduler:
             if not self._sharing.admits(waiting):
                 continue
             command = waiting.command
-            row = Row(command, uid=self._runner.insert(command))
-            self._by_id[command.request_id] = row
-            self._by_uid[row.uid] = row
-            self._line.add(FedRow(command, row.uid, waiting.tries, waiting.cached_tokens))
-
-    def _note_prefixes(self, fed: Fed) -> None:
-        """Note what rows were started from, and which compute no prefix any more."""
-        for event in fed.events:
-            if isinstance(event, Restored):
-                self._by_id[event.request_id].cached_tokens = event.tokens
-        for joined in fed.joined:
-            self._sharing.leave(joined.command.request_id)
+            uid = self._runner.insert(command)
+            fed = FedRow(command, uid, waiting.tries, waiting.cached_tokens)
+            row = Row(command, uid, fed)
+            self._by_id[command.request_id] = self._by_uid[uid] = row
+            self._line.add(fed)
 
     def _note_token(self, step: TokenStep) -> Iterable[Event]:
         row = self._by_uid[step.uid]
@@ -209,10 +204,6 @@ class Scheduler:
             self._deadlines.forget(row.command.request_id)
             self._forget(row)
             yield _finished(row, step.finish)
-
-    @property
-    def _ids(self) -> list[str]:
-        return [*self._by_id, *self._waiting.request_ids, *self._sharing.request_ids]
 
     def _take(self, request_id: str, *, keep: bool = False) -> Row | None:
         """Take a request out, wherever it is; with `keep` what it computed is stored first."""
@@ -242,7 +233,7 @@ def _finished(row: Row, reason: str) -> Finished:
         reason=reason,
         prompt_tokens=len(row.command.prompt),
         completion_tokens=row.completion_tokens,
-        cached_tokens=row.cached_tokens,
+        cached_tokens=0 if row.fed is None else row.fed.cached_tokens,
     )
 
 

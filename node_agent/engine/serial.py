@@ -14,7 +14,7 @@ from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefill import RowPrefill
 from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
-from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
+from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Processor, Sampler, Samplers, processors_for
 
 
@@ -40,11 +40,8 @@ class SerialRunner:
         self._samplers = Samplers()
         self._rows: dict[int, _Row] = {}
         self._next_uid = 0
-        self._prefixes: PrefixCache | None = None
-
-    def use_prefixes(self, prefixes: PrefixCache) -> None:
-        """Start rows from stored prefixes from now on, and store theirs."""
-        self._prefixes = prefixes
+        # As in `batch.py`.
+        self.prefixes: PrefixCache | None = None
 
     @property
     def max_rows(self) -> int:
@@ -59,7 +56,7 @@ class SerialRunner:
     def insert(self, command: Generate) -> int:
         """Take the only row and return its uid."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        prefix = None if self._prefixes is None else self._prefixes.row(command)
+        prefix = None if self.prefixes is None else self.prefixes.row(command)
         self._rows[uid] = _Row(
             uid=uid,
             command=command,
@@ -77,29 +74,9 @@ class SerialRunner:
         if keep and row.joined:
             _keep(row, finished=True)
 
-    def restore_bytes(self, uid: int) -> int:
-        """Return what starting from stored blocks would take; 0 when there is no need."""
-        return self._rows[uid].prefill.restore_bytes()
-
-    def restore(self, uid: int) -> RestoreStep:
-        """Start the row from stored blocks."""
-        return self._rows[uid].prefill.restore(uid)
-
-    def start_cold(self, uid: int) -> None:
-        """Let the row start from nothing, though there are stored blocks."""
-        self._rows[uid].prefill.start_cold()
-
-    def held_tokens(self, uid: int) -> int:
-        """Return how many prompt tokens the row's cache holds."""
-        return self._rows[uid].prefill.fed_tokens
-
-    def next_chunk_tokens(self, uid: int, limit_tokens: int) -> int:
-        """Return what the next chunk would feed; 0 when only the last token is left."""
-        return self._rows[uid].prefill.next_chunk_tokens(limit_tokens)
-
-    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
-        """Feed the next chunk."""
-        return self._rows[uid].prefill.feed(uid, chunk_tokens)
+    def prompt(self, uid: int) -> RowPrefill:
+        """Return the row's prompt."""
+        return self._rows[uid].prefill
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:  # noqa: ARG002 - always apart
         """Return what decoding takes: the widest layer may have to grow."""

@@ -60,13 +60,6 @@ class SsdStore:
                 return session.index.figures(), allowed
         return Figures(), 0
 
-    def names(self, fingerprint: str, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
-        """Return one model's full blocks that carry all these snapshots."""
-        with self.link.guarded() as session:
-            if session is not None:
-                return session.index.names(fingerprint, snapshot_mask, block_tokens)
-        return frozenset()
-
     def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
         """Return all stored blocks that a sequence could start from; for `plan_restore`."""
         with self.link.guarded() as session:

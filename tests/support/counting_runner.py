@@ -48,20 +48,19 @@ class CountingRunner:
     padding_bytes: int = 0
     apart: list[str] = field(default_factory=list)
     token_seconds: float = 1e-4
+    stored_tokens: int = 0
+    stored: dict[int, int] = field(default_factory=dict)
+    restore_token_bytes: int = 64
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
         self.rows[uid], self.fed[uid], self.made[uid] = command, 0, 0
+        if self.stored_tokens:
+            self.stored[uid] = min(self.stored_tokens, len(command.prompt) - 1)
         return uid
 
-    def restore_bytes(self, uid: int) -> int:
-        return 0
-
-    def restore(self, uid: int) -> RestoreStep:
-        raise NotImplementedError
-
-    def start_cold(self, uid: int) -> None:
-        raise NotImplementedError
+    def prompt(self, uid: int) -> "CountingPrompt":
+        return CountingPrompt(self, uid)
 
     def remove(self, uid: int, *, keep: bool = False) -> None:
         del self.rows[uid], self.fed[uid]
@@ -100,6 +99,34 @@ class CountingRunner:
         if finish:
             self.remove(uid)
         return TokenStep(uid, token, finish)
+
+
+@dataclass
+class CountingPrompt:
+    """One row's prompt; the first `stored` tokens of it are there when it starts."""
+
+    runner: CountingRunner
+    uid: int
+
+    @property
+    def fed_tokens(self) -> int:
+        return self.runner.held_tokens(self.uid)
+
+    def next_chunk_tokens(self, limit_tokens: int) -> int:
+        return self.runner.next_chunk_tokens(self.uid, limit_tokens)
+
+    def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
+        return self.runner.feed(uid, chunk_tokens)
+
+    def restore_bytes(self) -> int:
+        return self.runner.stored.get(self.uid, 0) * self.runner.restore_token_bytes
+
+    def restore(self, uid: int) -> RestoreStep:
+        tokens = self.runner.fed[uid] = self.runner.stored.pop(uid)
+        return RestoreStep(uid, tokens, hot_blocks=1)
+
+    def start_cold(self) -> None:
+        del self.runner.stored[self.uid]
 
 
 @dataclass

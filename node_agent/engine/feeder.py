@@ -1,0 +1,177 @@
+"""Feeds one row's next piece, with the gate in front of it.
+
+Owns the asking and the doing: a restore, a chunk, a join. It holds no array and imports no MLX.
+The feeding line calls it, and owns whose turn it is.
+"""
+
+from dataclasses import dataclass, field
+
+from manifests.errors import Code
+from node_agent.engine.forward_gate import Ask as MoreBytes
+from node_agent.engine.forward_gate import Decision, Refuse, Requeue, Run, Shrink
+from node_agent.engine.gatekeeper import Gatekeeper, Tries
+from node_agent.engine.messages import (
+    Ask,
+    ChunkMeasured,
+    Event,
+    Failed,
+    Generate,
+    PrefillProgress,
+    Restored,
+)
+from node_agent.engine.rows import JoinCost, Memory, PrefillStep, RestoreStep, RowRunner
+
+
+@dataclass(slots=True)
+class FedRow:
+    """One row whose prompt is not fed to its end yet.
+
+    `stored_tokens` of it are stored, as far as is known; it was started from `cached_tokens`.
+    """
+
+    command: Generate
+    uid: int
+    tries: Tries
+    stored_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Fed:
+    """What one turn of the line did. The rows named here leave it."""
+
+    events: list[Event] = field(default_factory=list)
+    joined: list[FedRow] = field(default_factory=list)
+    requeued: list[FedRow] = field(default_factory=list)
+    refused: list[FedRow] = field(default_factory=list)
+
+
+class Feeder:
+    """Runs what the gate lets run."""
+
+    def __init__(self, runner: RowRunner, memory: Memory, gatekeeper: Gatekeeper) -> None:
+        self._runner, self._memory, self._gatekeeper = runner, memory, gatekeeper
+
+    def restore(self, row: FedRow, fed: Fed, *, alone: bool) -> bool:
+        """Start a row from stored blocks if the gate lets it; False while it has to wait."""
+        prompt = self._runner.prompt(row.uid)
+        need_bytes = prompt.restore_bytes()
+        if not need_bytes:
+            return True
+        # Nothing is decoded by it, so it is judged like a join of no rows.
+        cost = JoinCost(rows=0, added_bytes=need_bytes)
+        decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
+        if isinstance(decision, Refuse):
+            # Fed from the start the prompt takes its memory bit by bit; that may still do.
+            prompt.start_cold()
+            row.stored_tokens = 0
+            return True
+        if not isinstance(decision, Run):
+            self._stop(row, decision, fed)
+            return False
+        step = prompt.restore(row.uid)
+        self._memory.clear()
+        row.stored_tokens = row.cached_tokens = step.tokens
+        if step.tokens:
+            fed.events.append(_restored(row, step))
+        return True
+
+    def feed_chunk(
+        self, row: FedRow, limit_tokens: int, fed: Fed, *, alone: bool
+    ) -> PrefillStep | None:
+        """Feed a row's next chunk if the gate lets it."""
+        prompt = self._runner.prompt(row.uid)
+        held_tokens = prompt.fed_tokens
+        wanted_tokens = prompt.next_chunk_tokens(limit_tokens)
+        decision = self._gatekeeper.judge_chunk(
+            row.tries,
+            held_tokens=held_tokens,
+            total_tokens=len(row.command.prompt),
+            wanted_tokens=wanted_tokens,
+            alone=alone,
+        )
+        if not isinstance(decision, Run | Shrink):
+            self._stop(row, decision, fed)
+            return None
+        chunk_tokens = wanted_tokens
+        if isinstance(decision, Shrink):
+            chunk_tokens = prompt.next_chunk_tokens(decision.chunk_tokens)
+        predicted_bytes = self._gatekeeper.predict(held_tokens, chunk_tokens)
+        self._memory.begin_chunk()
+        step = prompt.feed(row.uid, chunk_tokens)
+        actual_bytes = self._memory.end_chunk()
+        # Each chunk's scores have a length of their own, so freed buffers would only pile up.
+        self._memory.clear()
+        self._gatekeeper.learn(predicted_bytes, actual_bytes)
+        measured = ChunkMeasured(
+            request_id=row.command.request_id,
+            chunk_tokens=chunk_tokens,
+            context_tokens=step.done_tokens,
+            predicted_bytes=predicted_bytes,
+            actual_bytes=actual_bytes,
+        )
+        fed.events += [_progress(row, step), measured]
+        return step
+
+    def join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
+        """Let a row join those being decoded if the gate lets it."""
+        cost = self._runner.join_cost(row.uid, apart=False)
+        # A batch of its own costs a forward pass each step, but no padding.
+        apart = not self._gatekeeper.has_room(cost)
+        if apart:
+            cost = self._runner.join_cost(row.uid, apart=True)
+        decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
+        if not isinstance(decision, Run):
+            self._stop(row, decision, fed)
+            return
+        step = self._runner.join(row.uid, apart=apart)
+        fed.joined.append(row)
+        fed.events.append(_progress(row, step))
+
+    def _stop(self, row: FedRow, decision: Decision, fed: Fed) -> None:
+        """Carry out a decision that lets the row feed nothing now."""
+        request_id = row.command.request_id
+        match decision:
+            case MoreBytes(more_bytes):
+                fed.events.append(Ask(request_id=request_id, more_bytes=more_bytes))
+            case Requeue():
+                self._drop(row)
+                fed.requeued.append(row)
+            case Refuse(message):
+                self._drop(row)
+                fed.refused.append(row)
+                advice = row.tries.advice
+                fed.events.append(
+                    Failed(
+                        request_id=request_id,
+                        code=Code.PREFILL_MEMORY_EXCEEDED.value,
+                        message=f"{message}; {advice}" if advice else message,
+                        retryable=row.tries.retryable,
+                    )
+                )
+            case _:
+                pass
+
+    def _drop(self, row: FedRow) -> None:
+        self._runner.remove(row.uid)
+        self._memory.clear()
+
+
+def _restored(row: FedRow, step: RestoreStep) -> Restored:
+    return Restored(
+        request_id=row.command.request_id,
+        tokens=step.tokens,
+        hot_blocks=step.hot_blocks,
+        ssd_blocks=step.ssd_blocks,
+        seconds=step.seconds,
+    )
+
+
+def _progress(row: FedRow, step: PrefillStep) -> PrefillProgress:
+    return PrefillProgress(
+        request_id=row.command.request_id,
+        done_tokens=step.done_tokens,
+        total_tokens=step.total_tokens,
+        chunk_tokens=step.chunk_tokens,
+        seconds=step.seconds,
+    )
