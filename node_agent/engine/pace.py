@@ -24,7 +24,7 @@ CHUNK_LEARNING_RATE = 0.5
 
 # The narrowest chunk, whatever the clock says: a prompt always goes on. Narrower ones also say
 # little about wide ones, so nothing is learned from them.
-MIN_CHUNK_TOKENS = 16
+MIN_CHUNK_TOKENS = 8
 
 # A chunk may be this much wider than the last one: kernels change with the width.
 GROWTH = 2

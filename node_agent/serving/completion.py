@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec import structs
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
 from node_agent.engine.messages import (
@@ -21,6 +22,7 @@ from node_agent.engine.messages import (
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.pool.base import Lease, Pool, TokenStream
+from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
 from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
@@ -60,17 +62,18 @@ class Completions:
 
     async def open(self, request: GenerationRequest) -> "Run":
         """Start the request. Raises RequestError or EngineError with nothing left behind."""
-        began = self.monotonic()
-        lease = await self.pool.lease_ready(request.model, wait_seconds=_WAKE_WAIT_SECONDS)
+        clock = Clock(self.monotonic, self.monotonic())
+        wait_seconds = min(_WAKE_WAIT_SECONDS, clock.left(request))
+        lease = await self.pool.lease_ready(request.model, wait_seconds=wait_seconds)
         if isinstance(lease, Refusal):
             raise RequestError(lease)
         try:
-            return await self._start(request, lease, began)
+            return await self._start(request, lease, clock)
         except BaseException:
             lease.release()
             raise
 
-    async def _start(self, request: GenerationRequest, lease: Lease, began: float) -> "Run":
+    async def _start(self, request: GenerationRequest, lease: Lease, clock: "Clock") -> "Run":
         spec = lease.view.want.spec
         files = _files(lease)
         text = await self.texts.get(files)
@@ -104,18 +107,22 @@ class Completions:
                 stop_token_ids=text.ready.defaults.eos_token_ids,
                 ignore_eos=request.ignore_eos,
                 sampling=plan_sampling(request, spec.sampling, text.ready.defaults, index),
+                priority=request.priority,
             )
             for index in range(request.rows)
         ]
+        if request.deadline_seconds is not None and not clock.left(request):
+            raise RequestError(over_refusal(request.deadline_seconds))
         # Last, so that nothing can fail between the grant and the run that gives it back.
         reservation = await self.admission.admit(
             _admission_request(request, lease, max(sizes), max(outputs)),
-            wait_seconds=self.memory_wait_seconds,
+            wait_seconds=min(self.memory_wait_seconds, clock.left(request)),
         )
         if isinstance(reservation, Refusal):
             raise RequestError(reservation)
-        run = Run(identity, lease, reservation, sum(sizes), Clock(self.monotonic, began))
-        run.start(rows, commands)
+        run = Run(identity, lease, reservation, sum(sizes), clock)
+        left = engine_deadline_seconds(clock.left(request))
+        run.start(rows, [structs.replace(one, deadline_seconds=left) for one in commands])
         return run
 
 
@@ -129,6 +136,10 @@ class Clock:
     def seconds(self) -> float:
         """Return the time since then."""
         return self.monotonic() - self.began
+
+    def left(self, request: GenerationRequest) -> float:
+        """Return what is left of a request's time; infinite without a deadline."""
+        return left_seconds(request.deadline_seconds, self.seconds())
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ them. Decisions:
 - `max_completion_tokens` is the newer name of `max_tokens`: either alone works, equal values
   work, different values are refused.
 - `stop`: at most four strings; an empty string is ignored.
+- `priority` is as vLLM has it: a lower number goes first. Without one, `service_tier` "priority"
+  goes before and "flex" behind the rest; every other tier is what is served anyway.
 - `tools` are shown to the model unless `tool_choice` is "none"; calls stay in the text.
 - Fields that other servers know and that would change the answer are refused, and so is a
   near-miss of a known name. Any other unknown field is ignored and logged once.
@@ -29,12 +31,16 @@ MAX_TOP_LOGPROBS = 20
 MAX_LEGACY_LOGPROBS = 5
 MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1000
+MIN_DEADLINE_SECONDS = 0.1
+MAX_DEADLINE_SECONDS = 86_400.0
+TIER_PRIORITIES = {"priority": 1, "flex": -1}
 
 _SHARED = frozenset(
     {
         "model", "stream", "stream_options", "n", "max_tokens", "stop", "temperature", "top_p",
         "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "logit_bias", "logprobs", "ignore_eos",
+        "logit_bias", "logprobs", "ignore_eos", "priority", "service_tier", "deadline_seconds",
     }
 )  # fmt: skip
 _CHAT = _SHARED | {
@@ -46,7 +52,7 @@ _COMPLETIONS = _SHARED | {"prompt", "echo", "best_of", "suffix"}
 # Notes for the provider's own bookkeeping: accepted, nothing is stored, the answer is the same.
 _BOOKKEEPING = frozenset(
     {
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
         "prompt_cache_retention",
     }
 )  # fmt: skip
@@ -136,6 +142,10 @@ def _build(
         ignore_eos=fields.boolean("ignore_eos") or False,
         stream=stream,
         include_usage=_parse_include_usage(fields, stream),
+        priority=_parse_priority(fields),
+        deadline_seconds=fields.number(
+            "deadline_seconds", MIN_DEADLINE_SECONDS, MAX_DEADLINE_SECONDS
+        ),
         sampling=_parse_sampling(fields),
         **known,
     )
@@ -219,6 +229,15 @@ def _parse_include_usage(fields: Fields, stream: bool) -> bool:
     if not stream:
         refuse("stream_options", "stream_options needs stream to be true.")
     return Fields(options, "stream_options").boolean("include_usage") or False
+
+
+def _parse_priority(fields: Fields) -> int:
+    """Return the engine's priority, where a higher one goes first."""
+    lower_first = fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY)
+    tier = fields.string("service_tier")
+    if lower_first is not None:
+        return -lower_first
+    return TIER_PRIORITIES.get(tier or "", 0)
 
 
 def _parse_sampling(fields: Fields) -> SamplingRequest:

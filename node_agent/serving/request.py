@@ -54,7 +54,11 @@ class TextPrompts:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap."""
+    """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap.
+
+    A higher `priority` goes first. `deadline_seconds` count from when the request came; None
+    is no deadline.
+    """
 
     endpoint: Endpoint
     model: str
@@ -66,6 +70,8 @@ class GenerationRequest:
     top_logprobs: int | None = None
     stream: bool = False
     include_usage: bool = False
+    priority: int = 0
+    deadline_seconds: float | None = None
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
 

@@ -87,9 +87,8 @@ async def start_agent(model_directory: Path) -> AsyncIterator[Callable[..., Awai
                 inspector=ScriptedInspector(),
                 load=ScriptedLoad(),
                 registry=registry,
-                monotonic=time.monotonic,
                 epoch=time.time,
-                **options,  # type: ignore[arg-type]
+                **{"monotonic": time.monotonic, **options},  # type: ignore[arg-type]
             )
             api = build_api(parts)
             port = await stack.enter_async_context(serve_asgi(api.asgi))

@@ -41,10 +41,10 @@ def test_the_first_chunk_of_an_unknown_engine_is_the_narrowest():
 
 def test_a_fast_engine_comes_to_the_whole_chunk_by_doubling():
     pace, widths = Pace(), []
-    for _ in range(7):
+    for _ in range(8):
         widths.append(plan(pace))
         pace = pace.fed(0, widths[-1], widths[-1] * 1e-4)
-    assert widths == [16, 32, 64, 128, 256, 512, 512]
+    assert widths == [8, 16, 32, 64, 128, 256, 512, 512]
 
 
 @pytest.mark.parametrize("token_seconds", [0.01, 0.002, 0.001])

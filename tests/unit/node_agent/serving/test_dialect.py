@@ -211,3 +211,30 @@ def test_no_refusal_repeats_what_the_client_wrote() -> None:
                 parse({"model": "m", name: {"SECRET": "SECRET"}})
             shown = refused.value.refusal
             assert "SECRET" not in f"{shown.message}{shown.hint}{shown.param}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({}, 0),
+        ({"priority": 3}, -3),
+        ({"service_tier": "priority"}, 1),
+        ({"service_tier": "flex"}, -1),
+        ({"service_tier": "auto"}, 0),
+        ({"service_tier": "priority", "priority": 0}, 0),
+    ],
+)
+def test_a_lower_number_goes_first_as_in_vllm(fields: dict[str, Any], priority: int) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    assert parse_chat(body).priority == priority
+    assert parse_completions({"model": "m", "prompt": "x", **fields}).priority == priority
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", 1001), ("priority", 0.5), ("deadline_seconds", 0), ("service_tier", 3)],
+)
+def test_a_turn_or_time_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completions({"model": "m", "prompt": "x", name: value})
+    assert caught.value.refusal.param == name
