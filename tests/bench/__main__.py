@@ -21,6 +21,8 @@ from tests.support.fleet import ROOT
 BENCHES = {
     "estimate_accuracy": "predicted over measured peak memory of prompts",
     "batching": "eight requests at once against one, on SmolLM2 through a real agent",
+    "running_pace": "how long a running stream waits while a long prompt is fed, on SmolLM2",
+    "decode_overhead": "what the engine adds to each decode step, on SmolLM2",
     "gateway_overhead": "what the gateway adds to a request, on a tiny model",
 }
 

@@ -37,10 +37,10 @@ def find_preload() -> Path | None:
 class BareEngine:
     """The engine process with nothing between it and the test; reads block with a timeout."""
 
-    def __init__(self, timeout_seconds: float = 60) -> None:
+    def __init__(self, timeout_seconds: float = 60, launcher: Launcher | None = None) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(timeout_seconds)
-        launcher = Launcher(preload=find_preload())
+        launcher = launcher or Launcher(preload=find_preload())
         self.process = subprocess.Popen(
             [*launcher.command, "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
