@@ -7,8 +7,9 @@ that a row starts from nothing and leaves nothing.
 """
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -36,9 +37,19 @@ _STEP_TOKENS = 256
 # A chain is wanted twice or three times on a request's way in.
 _CHAINS_KEPT = 64
 
+# So long may a block take from the engine to the disk before those who wait compute it.
+_DISK_WAIT_SECONDS = 1.0
+
 _LOG = structlog.get_logger(__name__)
 
 Caches = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    request_id: str
+    digest: bytes
+    until_seconds: float
 
 
 class PrefixCache:
@@ -51,7 +62,7 @@ class PrefixCache:
         self.store = store
         self._codec = codec
         self._tiers = store.tiers((fingerprint, codec.layout))
-        self._done: list[tuple[str, bytes]] = []
+        self._done: deque[_Done] = deque()
         self._chains: OrderedDict[str, PrefixChain] = OrderedDict()
 
     def plan(self, command: Generate) -> PrefixPlan:
@@ -63,9 +74,15 @@ class PrefixCache:
         return PrefixPlan(cached_tokens, tuple(_digest(chain, one) for one in useful))
 
     def take_done(self) -> tuple[tuple[str, bytes], ...]:
-        """Return request and digest of the blocks captured since the last call."""
-        done, self._done = tuple(self._done), []
-        return done
+        """Return request and digest of the blocks that can be started from since the last call.
+
+        Without room in RAM that is once they are on the disk, if that does not take too long.
+        """
+        ready: list[tuple[str, bytes]] = []
+        while self._done and self._is_ready(self._done[0]):
+            done = self._done.popleft()
+            ready.append((done.request_id, done.digest))
+        return tuple(ready)
 
     def row(self, command: Generate) -> "RowPrefix":
         """Return the keeper of one row's prefix."""
@@ -123,7 +140,14 @@ class PrefixCache:
                 caches, start_tokens, end_tokens, snapshot=capture.snapshot
             )
             self._tiers.keep(Block(self._tiers.header(chain, end_tokens, layers), tensors))
-        self._done.append((request_id, _digest(chain, capture)))
+        until_seconds = time.monotonic() + _DISK_WAIT_SECONDS
+        self._done.append(_Done(request_id, _digest(chain, capture), until_seconds))
+
+    def _is_ready(self, done: "_Done") -> bool:
+        hot, disk = self.store.hot, self.store.disk
+        if disk is None or hot.get(done.digest) is not None:
+            return True
+        return time.monotonic() >= done.until_seconds or disk.store.contains(done.digest)
 
 
 class RowPrefix:
