@@ -160,6 +160,22 @@ def test_a_requeued_row_frees_its_memory_and_starts_again_when_another_row_has_e
     assert ends == ["long", "other-long", "short"]
 
 
+def test_a_requeued_row_keeps_its_deadline():
+    engine = Engine(0)
+    engine.scheduler.submit(row("decoding", 4, max_tokens=400))
+    engine.step(2)
+    engine.set_budget(need_bytes(LONG_TOKENS // 2, 32))
+    engine.scheduler.submit(row("long", LONG_TOKENS, deadline_seconds=60.0))
+    engine.step_until(Ask)
+    engine.scheduler.steer(answer("long", "no"))
+    engine.step()
+    assert engine.scheduler.counts.waiting == 1
+    failed = engine.step_until(Failed, limit=120)
+    assert (failed.request_id, failed.code) == ("long", Code.DEADLINE_EXCEEDED)
+    assert 60 <= engine.seconds < 63
+    assert engine.scheduler.counts.waiting == 0
+
+
 def test_freed_buffers_are_given_back_before_anybody_asks():
     engine = Engine(need_bytes() + 10)
     engine.memory.cached_bytes = NEVER << 10
