@@ -21,9 +21,9 @@ from mlx_lm.utils import load_model
 from manifests.estimate import ModelShape
 from node_agent.engine.batch import BatchRunner
 from node_agent.engine.forecast import Forecast
-from node_agent.engine.kv_codec import KvCodec, describe_layers
+from node_agent.engine.kv_codec import KvCodec, RestoreError, describe_layers
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
-from node_agent.engine.prefix_cache import PrefixCache
+from node_agent.engine.prefix_cache import PrefixCache, prove_codec
 from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.rows import Memory, RowRunner
 from node_agent.engine.scheduler import Scheduler
@@ -51,6 +51,7 @@ class LoadedModel:
     announcement: Loaded
     forecast: Forecast | None = None
     prefixes: PrefixCache | None = None
+    prefixes_fault: str = ""
 
 
 def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
@@ -86,9 +87,15 @@ def load(
     chunk_tokens = command.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
     vocab_size = _find_vocab_size(model, config)
     runner = _choose_runner(model, vocab_size, memory, (chunk_tokens, command.max_running))
-    prefixes = None
+    prefixes, fault = None, ""
     if store is not None:
-        prefixes = runner.prefixes = _share_prefixes(model, command.model_fingerprint, store)
+        try:
+            prefixes = _share_prefixes(model, command.model_fingerprint, store)
+        except (RestoreError, ValueError, TypeError, AttributeError) as error:
+            # A kind of layer that nobody knows; the model serves all the same.
+            traceback.print_exc()
+            fault = str(error)
+        runner.prefixes = prefixes
     mx.clear_cache()
     announcement = Loaded(
         device=f"{'gpu' if on_gpu else 'cpu'}: {info.get('device_name') or platform.machine()}",
@@ -100,7 +107,7 @@ def load(
         max_buffer_bytes=int(info.get("max_buffer_length", 0)),
         cache_fingerprint="" if prefixes is None else prefixes.fingerprint,
     )
-    return LoadedModel(runner, vocab_size, announcement, forecast, prefixes)
+    return LoadedModel(runner, vocab_size, announcement, forecast, prefixes, fault)
 
 
 def read_forecast(command: Load) -> Forecast | None:
@@ -112,6 +119,7 @@ def read_forecast(command: Load) -> Forecast | None:
 
 def _share_prefixes(model: nn.Module, fingerprint: str, store: PrefixStore) -> PrefixCache:
     codec = KvCodec(model, describe_layers(model))
+    prove_codec(model, codec)
     return PrefixCache(codec, cache_fingerprint(fingerprint, codec.layout.layers), store)
 
 

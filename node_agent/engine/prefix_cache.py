@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
 import structlog
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
 
 from manifests.wire.prefix_chain import ChainRoot, PrefixChain
 from node_agent.engine.kv_codec import KvCodec, RestoreError
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.rows import PrefixPlan, RestoreStep
-from node_agent.kvcache.block import Block, Tier
+from node_agent.kvcache.block import Block, BlockHeader, Tier, stored
 from node_agent.kvcache.capture_plan import (
     Capture,
     CaptureRules,
@@ -27,7 +30,7 @@ from node_agent.kvcache.capture_plan import (
     plan_captures,
 )
 from node_agent.kvcache.layer_kinds import CacheLayout
-from node_agent.kvcache.restore_plan import RestorePlan
+from node_agent.kvcache.restore_plan import BlockUse, RestorePlan
 from node_agent.kvcache.tiers import LoadedBlock
 
 # Snapshots of one prompt may take this much; more ends than that keep none.
@@ -230,7 +233,11 @@ class RowPrefix:
             self._capture(chain, caches, capture)
 
     def _capture(self, chain: PrefixChain, caches: Caches, capture: Capture) -> None:
-        self._cache.capture(self._command.request_id, chain, caches, capture)
+        try:
+            self._cache.capture(self._command.request_id, chain, caches, capture)
+        except RestoreError as error:
+            self._cache.store.stats.add(faults=1)
+            _LOG.warning("a row's cache cannot be stored", problem=str(error))
         self._kept_tokens = max(self._kept_tokens, capture.end_tokens)
 
     def _wanted(self) -> list[Capture]:
@@ -242,3 +249,20 @@ class RowPrefix:
 def _digest(chain: PrefixChain, capture: Capture) -> bytes:
     index = (capture.end_tokens - 1) // chain.block_tokens
     return chain.digest_at(index, capture.end_tokens - index * chain.block_tokens)
+
+
+def prove_codec(model: nn.Module, codec: KvCodec) -> None:
+    """Store and restore two tokens, and see that the model goes on just as it would have.
+
+    Raises: RestoreError when it does not.
+    """
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([[0, 1]]), cache=caches))
+    records, tensors = codec.cut(caches, 0, 2, snapshot=True)
+    header = BlockHeader(b"", b"", 0, 2, b"", "", records)
+    use = BlockUse(stored(header, 0, Tier.HOT), 2, bool(codec.layout.snapshot_mask))
+    restored = codec.build([LoadedBlock(Block(header, tensors), use)], 2)
+    following = mx.array([[2]])
+    expected, found = model(following, cache=caches), model(following, cache=restored)
+    if not mx.array_equal(expected, found, equal_nan=True).item():
+        raise RestoreError("the model goes on differently from a restored cache")

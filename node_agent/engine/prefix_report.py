@@ -72,6 +72,11 @@ class PrefixReporter:
         return frozenset()
 
 
+def not_cacheable(why: str) -> CacheReport:
+    """Return the only report of a model whose layers cannot be stored. Pure."""
+    return CacheReport(fingerprint="", state_reason="ModelNotCacheable", state_message=why)
+
+
 def plan_names(told: Names | None, held: Names) -> Iterator[PrefixesHeld]:
     """Yield the messages that bring a listener from what was told to what is held. Pure.
 

@@ -36,7 +36,7 @@ from node_agent.engine.messages import (
     Shutdown,
 )
 from node_agent.engine.meter import MemoryMeter
-from node_agent.engine.prefix_report import PrefixReporter
+from node_agent.engine.prefix_report import PrefixReporter, not_cacheable
 from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.scheduler import Scheduler
 
@@ -106,6 +106,8 @@ class Runtime:
         self._scheduler.steer(self._limits)
         self._show(None)
         self._emit([loaded.announcement])
+        if loaded.prefixes_fault:
+            self._emit([not_cacheable(loaded.prefixes_fault)])
         while self._turn(self._scheduler):
             pass
         self._fail_all(Code.SHUTTING_DOWN, "the engine is shutting down")
