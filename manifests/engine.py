@@ -67,6 +67,41 @@ class Progress(Reported):
     total: int = 0
 
 
+class EngineCache(Reported):
+    """The prefix cache of one copy. Units: bytes, tokens, seconds; counters since its start.
+
+    The ratios are shares of all prompt tokens: in all, and by the tier they were restored from.
+    The SSD's bytes and blocks are of all engines that share its directory. `reason` is empty
+    while all is well; `message` then tells of what takes effect at the next start only.
+    """
+
+    budget: str = Field(default="", description="a CacheBudget; empty: the agent's own")
+    fingerprint: str = Field(default="", description="root of its prefix chains")
+    block_tokens: int = 0
+    hot_used_bytes: int = 0
+    hot_capacity_bytes: int = 0
+    hot_blocks: int = 0
+    ssd_used_bytes: int = 0
+    ssd_blocks: int = 0
+    queued_bytes: int = 0
+    hit_ratio: float = 0.0
+    hot_hit_ratio: float = 0.0
+    ssd_hit_ratio: float = 0.0
+    tokens_saved: int = 0
+    misses: int = 0
+    restores: int = 0
+    restore_seconds: float = 0.0
+    saves: int = 0
+    saves_persisted: int = 0
+    drops: int = 0
+    hot_evictions: int = 0
+    ssd_evictions: int = 0
+    corruptions: int = 0
+    faults: int = 0
+    reason: str = ""
+    message: str = ""
+
+
 class EngineStatus(Reported):
     """What the agent last saw of the copy.
 
@@ -94,6 +129,7 @@ class EngineStatus(Reported):
     running: int = 0
     waiting: int = 0
     fingerprint: str = ""
+    cache: EngineCache | None = Field(default=None, description="None: nothing is cached")
     conditions: tuple[Condition, ...] = ()
 
 

@@ -79,6 +79,27 @@ class GuardInForce(Reported):
     paused: bool = False
 
 
+class CacheInForce(Reported):
+    """The cache budget a node follows, and what its engines hold. Units: bytes.
+
+    Without a name it is the agent's own default. Engines that name another budget are counted in
+    what is used, not in the sizes. `reason` is empty while the disk tier does all it should.
+    """
+
+    name: str = ""
+    directory: str = Field(default="", description="empty: no SSD tier")
+    ssd_used_bytes: int = 0
+    ssd_size_bytes: int = 0
+    ssd_leave_free_bytes: int = 0
+    ssd_blocks: int = 0
+    hot_used_bytes: int = 0
+    hot_size_bytes: int = 0
+    block_tokens: int = 0
+    isolation: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class NodeInfo(Reported):
     """What kind of machine this is."""
 
@@ -105,6 +126,7 @@ class NodeStatus(Reported):
     headroom_bytes: int = 0
     pressure: PressureLevel = PressureLevel.OK
     guard: GuardInForce = Field(default_factory=GuardInForce)
+    cache: CacheInForce = Field(default_factory=CacheInForce)
     waiting: int = Field(default=0, description="requests and loads in line for memory")
     engines: int = 0
     lease_time: str = Field(default="", description="RFC 3339 time of the last renewed lease")

@@ -51,6 +51,26 @@ class DataDir:
         """The kernel panics of this machine that concern us."""
         return self.path / "panic-history.json"
 
+    @property
+    def cache(self) -> Path:
+        """The blocks of the prefix cache, unless a CacheBudget names a directory."""
+        return self.path / "kvcache"
+
+    @property
+    def caches_file(self) -> Path:
+        """Which cache directories were used before, so that an empty mount is not mistaken."""
+        return self.path / "kvcache-known.json"
+
+    @property
+    def budgets_file(self) -> Path:
+        """The cache budgets last followed."""
+        return self.path / "cache-budgets.json"
+
+    @property
+    def digests_file(self) -> Path:
+        """The digests of model files on this machine."""
+        return self.path / "model-digests.json"
+
     def release(self) -> None:
         """Let another agent have the directory."""
         os.close(self._lock)

@@ -15,7 +15,7 @@ import structlog
 from manifests.node import PressureLevel
 from node_agent.host.base import Host
 from node_agent.memory.arbiter import Arbiter
-from node_agent.memory.enforcer import Enforcer, EnforcerHooks
+from node_agent.memory.enforcer import Enforcer, EnforcerHooks, HotCache, NoHotCache
 from node_agent.memory.enforcer_plan import Action, EnforcerRules
 from node_agent.memory.publisher import Publisher
 from node_agent.monitor import Monitor, MonitorPace
@@ -32,6 +32,7 @@ class GuardSettings:
 
     panics_file: Path
     rules: EnforcerRules = field(default_factory=EnforcerRules)
+    hot_cache: HotCache = field(default_factory=NoHotCache)
     clock: Callable[[], float] = time.monotonic
 
 
@@ -56,7 +57,10 @@ class Guard:
             pool,
             arbiter,
             EnforcerHooks(
-                acted=self._acted, level_changed=self._level_changed, clock=settings.clock
+                acted=self._acted,
+                level_changed=self._level_changed,
+                clock=settings.clock,
+                hot_cache=settings.hot_cache,
             ),
             settings.rules,
         )

@@ -37,6 +37,7 @@ def describe_use(view: EngineView, footprint_bytes: int | None) -> EngineUse | N
         weights_bytes=0 if loaded is None else max(1, loaded.active_bytes),
         recommended_working_set_bytes=0 if loaded is None else loaded.recommended_working_set_bytes,
         busy=bool(view.rows),
+        hot_bytes=view.cache.hot_used_bytes,
     )
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from manifests.cache_budget import CacheBudgetSpec, HotTier, SsdTier
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.meta import NAME_PATTERN
-from manifests.units import parse_duration, parse_quantity
+from manifests.units import Quantity, parse_duration, parse_quantity
 from node_agent.host.simulated import SimulatedMachine, read_quantity_file
 from node_agent.sync.identity import node_name_of
 
@@ -48,7 +49,8 @@ class AgentSettings:
     `advertise` is the URL under which gateways reach this agent; None makes it from the
     listening address. Without `enforced` the memory guard measures and grants everything, which
     only a test of the guard wants. `simulated` is None on a real machine. At most `memory_line`
-    requests and loads wait for memory, a request at most `memory_wait_seconds`. Units: seconds.
+    requests and loads wait for memory, a request at most `memory_wait_seconds`. `cache` is the
+    budget of the prefix cache where no CacheBudget selects this node. Units: seconds.
     """
 
     name: str
@@ -64,6 +66,7 @@ class AgentSettings:
     enforced: bool = True
     memory_line: int = 64
     memory_wait_seconds: float = 30.0
+    cache: CacheBudgetSpec = field(default_factory=CacheBudgetSpec)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -86,6 +89,8 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--grace", default="30s", metavar="DURATION", help="time for running requests at a stop")
     add("--memory-line", default="64", metavar="COUNT", help="how many may wait for memory")
     add("--memory-wait", default="30s", metavar="DURATION", help="how long a request may wait")
+    add("--ssd-cache", default="50Gi", metavar="QUANTITY", help="without a CacheBudget; 0: no SSD")
+    add("--hot-cache", default="1Gi", metavar="QUANTITY", help="the same in RAM; 0: none")
     add("--ram", metavar="QUANTITY", help="simulate a machine with this much memory")
     add("--wired-limit", metavar="QUANTITY", help="the simulated machine's iogpu.wired_limit")
     add(
@@ -168,6 +173,22 @@ def read_quantity(text: str) -> int:
         raise ValueError(f"cannot read {text}: {fault}") from fault
 
 
+def parse_budget(ssd: str, hot: str, faults: "_Faults") -> CacheBudgetSpec:
+    """Return the cache budget of this agent's own. Mutates: notes faults."""
+    zero = Quantity(text="0", bytes=0)
+    ssd_size = faults.take("--ssd-cache", parse_size, ssd, zero)
+    hot_size = faults.take("--hot-cache", parse_size, hot, zero)
+    return CacheBudgetSpec(
+        ssd=SsdTier(enabled=ssd_size.bytes > 0, size=ssd_size),
+        hot=HotTier(enabled=hot_size.bytes > 0, size=hot_size),
+    )
+
+
+def parse_size(text: str) -> Quantity:
+    """Return a quantity with its text. Raises ValueError."""
+    return Quantity(text=text, bytes=parse_quantity(text))
+
+
 def _parse_simulated(options: argparse.Namespace, faults: _Faults) -> SimulatedMachine | None:
     extras = {"--wired-limit": options.wired_limit, "--other-apps": options.other_apps}
     if options.ram is None:
@@ -211,6 +232,7 @@ def parse_settings(arguments: Sequence[str]) -> AgentSettings:
         log_format=options.log_format,
         memory_line=faults.take("--memory-line", parse_count, options.memory_line, 0),
         memory_wait_seconds=faults.take("--memory-wait", parse_duration, options.memory_wait, 0.0),
+        cache=parse_budget(options.ssd_cache, options.hot_cache, faults),
     )
     if faults.lines:
         raise SettingsError(faults.lines)

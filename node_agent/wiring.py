@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from manifests.node import NodeInfo, PressureLevel
 from node_agent.api.build import ApiParts, NodeApi, build_api
+from node_agent.cache_metrics import CacheCollector
 from node_agent.data_dir import DataDir
 from node_agent.engine.messages import Ask, ChunkMeasured
 from node_agent.guard import Guard, GuardListeners, GuardSettings
@@ -24,6 +25,8 @@ from node_agent.host.detect import detect_host
 from node_agent.host.simulated import SimulatedHost
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.base import Admission
+from node_agent.memory.cache_budgets import CachePlaces
+from node_agent.memory.cache_keeper import CacheKeeper, FreeMemory
 from node_agent.memory.enforcer_plan import Action
 from node_agent.memory.line import LineRules
 from node_agent.memory.stranded_gate import StrandedGate
@@ -34,13 +37,16 @@ from node_agent.metrics import (
     MemoryCollector,
     MemorySources,
 )
+from node_agent.pool.cache_side import CacheSide
 from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.process import Launcher
 from node_agent.pool.settings import PoolSettings
 from node_agent.server import HttpServer, build_server, find_route_host, plan_address
 from node_agent.settings import AgentSettings
+from node_agent.sources.content import ContentDigests
 from node_agent.sources.resolver import Sources
+from node_agent.sync.cache_follower import CacheFollower
 from node_agent.sync.client import ApiClient
 from node_agent.sync.identity import load_identity
 from node_agent.sync.load import LoadSource
@@ -117,10 +123,13 @@ def build_agent(
         enforced=settings.enforced,
         rules=LineRules(most_waiting=settings.memory_line),
     )
-    sources, registry, texts = Sources(), CollectorRegistry(), TokenizerPool()
+    sources = Sources(digests=ContentDigests(data.digests_file))
+    registry, texts = CollectorRegistry(), TokenizerPool()
     metrics = GuardMetrics(registry)
     admission = CountedAdmission(arbiter, metrics)
-    pool, guard = _build_pool(data, host, arbiter, admission, sources)
+    keeper = build_keeper(settings, data, arbiter)
+    engines = _EngineParts(arbiter, admission, sources, keeper)
+    pool, guard = _build_pool(data, host, engines)
     load = LoadSource(facts.name, facts.instance, pool, arbiter, lambda: guard.enforcer.level)
     api = build_api(
         ApiParts(
@@ -145,20 +154,47 @@ def build_agent(
             health=guard.health,
             cleared=guard.panics.follow_annotation,
             guard_changed=guard.monitor.wake,
+            caches=CacheFollower(keeper, settings.cache, data.budgets_file),
         ),
     )
     _listen(metrics, pool, guard, sync)
     registry.register(_memory_collector(metrics, pool, arbiter, guard, sync))
+    registry.register(CacheCollector(pool))
+    guard.tell(GuardListeners(sampled=keeper.publish))
     guard.tell(GuardListeners(sampled=api.changes.ring))
     server = build_server(api.asgi)
     return Agent(settings, facts, pool, texts, api, load, guard, sync, server, sock)
 
 
-def _build_pool(
-    data: DataDir, host: Host, arbiter: Arbiter, admission: Admission, sources: Sources
-) -> tuple[EnginePool, Guard]:
+def build_keeper(settings: AgentSettings, data: DataDir, arbiter: Arbiter) -> CacheKeeper:
+    """Return the keeper of the prefix caches, in sight of the node's memory."""
+
+    def free_memory() -> FreeMemory | None:
+        marks = arbiter.watermarks()
+        if not arbiter.enforced:
+            return None
+        state = arbiter.state()
+        soft_bytes = 0 if marks is None else marks.soft_bytes
+        return FreeMemory(state.headroom_bytes, soft_bytes, state.used_bytes)
+
+    places = CachePlaces(data.cache, data.caches_file)
+    return CacheKeeper(places, settings.cache, free_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineParts:
+    """What the pool is built on."""
+
+    arbiter: Arbiter
+    admission: Admission
+    sources: Sources
+    keeper: CacheKeeper
+
+
+def _build_pool(data: DataDir, host: Host, parts: _EngineParts) -> tuple[EnginePool, Guard]:
     """Return the engines and the guard over them, each knowing the other."""
     built: list[Guard] = []
+    arbiter, keeper = parts.arbiter, parts.keeper
 
     def stranded() -> tuple[Stranded, ...]:
         return built[0].monitor.stranded if built else ()
@@ -176,15 +212,18 @@ def _build_pool(
             launcher=Launcher(preload=find_openblas()),
             fused=arbiter.fused,
         ),
-        sources,
+        parts.sources,
+        cache=CacheSide(terms=keeper.terms, standing=keeper.standing, fault=keeper.fault),
         memory=MemorySide(
-            admission=StrandedGate(admission, stranded),
+            admission=StrandedGate(parts.admission, stranded),
             footprint_bytes=arbiter.engine_footprint_bytes,
             wired_bytes=wired_bytes,
             wired_limit_bytes=arbiter.wired_limit_bytes,
         ),
     )
-    guard = Guard(host, pool, arbiter, GuardSettings(panics_file=data.panics_file))
+    settings = GuardSettings(panics_file=data.panics_file, hot_cache=keeper)
+    guard = Guard(host, pool, arbiter, settings)
+    keeper.attach(pool)
     built.append(guard)
     return pool, guard
 

@@ -43,6 +43,10 @@ class EngineLoad(Reported):
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
     fingerprint: str = ""
+    cache_fingerprint: str = Field(
+        default="", description="root of its prefix chains; empty without a prefix cache"
+    )
+    block_tokens: int = Field(default=0, description="tokens in a full block of the cache")
 
 
 class LoadReport(Reported):

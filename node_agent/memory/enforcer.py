@@ -76,10 +76,14 @@ class PressuredArbiter(Protocol):
 
 
 class HotCache(Protocol):
-    """The KV cache in RAM; none yet on a node without the cache tier."""
+    """The prefix caches in RAM; `CacheKeeper` on a node that has them."""
 
     def size_bytes(self) -> int:
-        """Return what it holds."""
+        """Return what they hold."""
+        ...
+
+    def coming_bytes(self) -> int:
+        """Return what they were told to give up and no sample may show yet."""
         ...
 
     def shrink(self, target_bytes: int) -> None:
@@ -91,6 +95,10 @@ class NoHotCache:
     """A node without a hot cache."""
 
     def size_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def coming_bytes(self) -> int:
         """Return 0."""
         return 0
 
@@ -161,12 +169,22 @@ class Enforcer:
             self._enter(EnforcerState())
 
     def make_room(self, engine: str, need_bytes: int, headroom_bytes: int) -> RoomPlan:
-        """Evict idle engines so that a demand of `engine` fits; return what will come back.
+        """Shrink hot caches, then evict idle engines, so that a demand of `engine` fits.
 
-        The bytes are there once the processes have ended: look at the ledger again after the
-        next samples. Mutates: the evicted engines.
+        Returns what will come back: look at the ledger again after the next samples. Mutates: the
+        hot caches and the evicted engines.
         """
-        room = plan_room(need_bytes, headroom_bytes, self._engines(), keep=engine)
+        cache = self._hooks.hot_cache
+        hot_bytes, coming_bytes = cache.size_bytes(), cache.coming_bytes()
+        room = plan_room(
+            need_bytes, headroom_bytes + hot_bytes + coming_bytes, self._engines(), keep=engine
+        )
+        missing_bytes = need_bytes - headroom_bytes - coming_bytes - room.coming_bytes
+        if room.enough and missing_bytes > 0 and hot_bytes > 0:
+            # Blocks are cheaper to lose than a model; most are on the disk as well.
+            shrink = ShrinkHotCache(max(0, hot_bytes - missing_bytes))
+            cache.shrink(shrink.target_bytes)
+            self._hooks.acted(shrink)
         for name in room.evict:
             self._evict(Evict(name, f"to make room for {engine}"))
         return room

@@ -261,7 +261,7 @@ def _shrink(level: PressureLevel, seen: Sighting) -> list[Action]:
     """Return the order to the hot cache: what is over the soft mark at soft, all of it above."""
     if level is PressureLevel.OK or seen.hot_cache_bytes <= 0:
         return []
-    over = max(0, seen.used_bytes - seen.marks.soft_bytes)
+    over = max(0, seen.newest_bytes - seen.marks.soft_bytes)
     kept = max(0, seen.hot_cache_bytes - over) if level is PressureLevel.SOFT else 0
     return [ShrinkHotCache(kept)] if kept < seen.hot_cache_bytes else []
 

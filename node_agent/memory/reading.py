@@ -18,7 +18,8 @@ class EngineUse:
     """One engine process: what the OS charges it and what MLX says it holds.
 
     `footprint_bytes` is None when the OS does not tell; `weights_bytes` is what MLX held when the
-    model was loaded, 0 before; `busy` means that it has requests.
+    model was loaded, 0 before; `busy` means that it has requests. `hot_bytes` of the footprint are
+    cached blocks, which it gives up when told to.
     """
 
     engine: str
@@ -28,6 +29,7 @@ class EngineUse:
     weights_bytes: int = 0
     recommended_working_set_bytes: int = 0
     busy: bool = False
+    hot_bytes: int = 0
 
     @property
     def measured_bytes(self) -> int:
@@ -43,7 +45,8 @@ class EngineHistory:
     believed; `idle_bytes` is the lowest while it had a model and nothing to do, of the last few
     once it has rested that long: a process that has worked does not shrink to what it was when it
     was new. Until it was seen at rest (`rested`) it is what such a process should hold.
-    `overhead_bytes` is what it holds beyond MLX's memory: the interpreter and the libraries.
+    Cached blocks are no part of that. `overhead_bytes` is what it holds beyond MLX's memory: the
+    interpreter, the libraries and cached blocks.
     """
 
     pid: int
@@ -52,6 +55,8 @@ class EngineHistory:
     rested: bool = False
     weights_bytes: int = 0
     resting_samples: int = 0
+    bare_samples: tuple[int, ...] = ()
+    hot_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -61,7 +66,8 @@ class EngineHistory:
     @property
     def overhead_bytes(self) -> int:
         """What MLX does not see: known once seen at rest, when MLX's own part is the weights."""
-        return max(0, self.idle_bytes - self.weights_bytes) if self.rested else 0
+        bare = max(0, self.idle_bytes - self.weights_bytes) if self.rested else 0
+        return bare + self.hot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +93,27 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
     """Add one measurement; a new process starts afresh."""
     measured = use.measured_bytes
     samples: tuple[int, ...] = ()
+    bare_samples: tuple[int, ...] = ()
     rested, resting = False, 0
     if previous is not None and previous.pid == use.pid:
         # When neither the OS nor MLX answered, the memory is still there.
         measured = measured or previous.used_bytes
         samples, rested, resting = previous.samples, previous.rested, previous.resting_samples
+        bare_samples = previous.bare_samples
+    # What is cached is held, and given up for whoever needs it: it hides no room from a request.
+    bare = max(0, measured - use.hot_bytes)
     samples = (*samples, measured)[-HIGH_WATER_SAMPLES:]
+    bare_samples = (*bare_samples, bare)[-HIGH_WATER_SAMPLES:]
     loaded = use.weights_bytes > 0
     resting = resting + 1 if loaded and not use.busy else 0
     if resting >= HIGH_WATER_SAMPLES:
-        idle = min(samples)
+        idle = min(bare_samples)
     elif previous is not None and rested:
-        idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, measured)
+        idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, bare)
     elif loaded and use.busy:
-        idle = min(measured, use.weights_bytes + ENGINE_BASE_BYTES)
+        idle = min(bare, use.weights_bytes + ENGINE_BASE_BYTES)
     else:
-        idle = measured
+        idle = bare
     return EngineHistory(
         pid=use.pid,
         samples=samples,
@@ -110,6 +121,8 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
         rested=loaded and (rested or not use.busy),
         weights_bytes=use.weights_bytes,
         resting_samples=resting,
+        bare_samples=bare_samples,
+        hot_bytes=use.hot_bytes,
     )
 
 

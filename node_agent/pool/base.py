@@ -5,7 +5,7 @@ a lease to generate; nobody else starts, stops or talks to an engine.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from node_agent.engine.messages import (
     Heartbeat,
     Loaded,
 )
+from node_agent.pool.cache_side import CacheView
 from node_agent.sources.base import ModelFiles
 
 
@@ -86,6 +87,7 @@ class EngineView:
     freed_bytes: int | None = None
     unwired_bytes: int | None = None
     rows: tuple[RowView, ...] = ()
+    cache: CacheView = field(default_factory=CacheView)
 
     @property
     def wakes(self) -> bool:
@@ -156,7 +158,7 @@ class Pool(Protocol):
         ...
 
     def send(self, name: str, command: Command) -> bool:
-        """Pass Limits, Abort, Reclaim or Answer to a running engine; False without one.
+        """Pass Limits, CacheLimits, Abort, Reclaim or Answer to an engine; False without one.
 
         The last Limits are kept, and an engine that starts later begins under them.
         """

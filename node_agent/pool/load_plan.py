@@ -5,7 +5,8 @@ Called by the slot. Units: bytes, tokens.
 
 from manifests.engine import EngineSpec
 from manifests.estimate import estimate_engine
-from node_agent.engine.messages import Heartbeat, Limits, Load, Loaded
+from node_agent.engine.messages import CacheSettings, Heartbeat, Limits, Load, Loaded
+from node_agent.pool.cache_side import CacheTerms
 from node_agent.pool.settings import PoolSettings
 from node_agent.sources.base import ModelFiles
 
@@ -41,8 +42,10 @@ def plan_load(
     settings: PoolSettings,
     limits: Limits,
     wired_limit_bytes: int,
+    cache: CacheTerms | None = None,
 ) -> Load:
     """Return the engine's first command; `limits` are the last ones sent to it, if any."""
+    cached = cache is not None and cache.enabled
     return Load(
         model_path=str(files.directory),
         chunk_tokens=spec.prefill.chunk_tokens or 0,
@@ -52,6 +55,8 @@ def plan_load(
         fused=settings.fused,
         wired_limit_bytes=wired_limit_bytes,
         limits=limits,
+        model_fingerprint=files.content if cached else "",
+        cache=cache.settings if cache is not None else CacheSettings(),
     )
 
 

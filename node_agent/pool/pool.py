@@ -11,9 +11,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from manifests.errors import Refusal
-from node_agent.engine.messages import Abort, Answer, Ask, ChunkMeasured, Command, Limits, Reclaim
+from node_agent.engine.messages import (
+    Abort,
+    Answer,
+    Ask,
+    CacheLimits,
+    ChunkMeasured,
+    Command,
+    Limits,
+    Reclaim,
+)
 from node_agent.pool.base import EngineView, EngineWant
 from node_agent.pool.bulletin import Bulletin
+from node_agent.pool.cache_side import CacheSide
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.leasing import PoolLease, bring_back, take_lease
 from node_agent.pool.lifecycle import Reason
@@ -37,8 +47,9 @@ class EnginePool:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         memory: MemorySide | None = None,
+        cache: CacheSide | None = None,
     ) -> None:
-        """Prepare; without a memory side every load is granted."""
+        """Prepare; without a memory side every load is granted, without a cache side none."""
         self._settings, self._clock = settings, clock
         self._bulletin = Bulletin()
         self._roster = Roster(
@@ -50,6 +61,7 @@ class EnginePool:
                 changed=self._bulletin.note_change,
                 measured=self._bulletin.note_measured,
                 memory=memory or MemorySide(),
+                cache=cache or CacheSide(),
             )
         )
         self._bulletin.on_change(self._roster.converge)
@@ -94,11 +106,11 @@ class EnginePool:
         return slot is not None and slot.unload(Reason.EVICTED, reason, urgent=urgent)
 
     def send(self, name: str, command: Command) -> bool:
-        """Pass Limits, Abort, Reclaim or Answer to a running engine; False without one.
+        """Pass Limits, CacheLimits, Abort, Reclaim or Answer to an engine; False without one.
 
         Raises: TypeError for other commands, which belong to the pool itself.
         """
-        if not isinstance(command, Limits | Abort | Reclaim | Answer):
+        if not isinstance(command, Limits | CacheLimits | Abort | Reclaim | Answer):
             raise TypeError(f"{type(command).__name__} is not the memory side's to send")
         slot = self._roster.get(name)
         return slot is not None and slot.send(command)

@@ -11,10 +11,12 @@ from manifests.errors import Code
 from node_agent.engine.framing import FrameError
 from node_agent.engine.messages import (
     Ask,
+    CacheReport,
     Cancel,
     ChunkMeasured,
     Command,
     Event,
+    Finished,
     Generate,
     Heartbeat,
     Hello,
@@ -22,17 +24,20 @@ from node_agent.engine.messages import (
     LoadFailed,
     Loading,
     PrefillProgress,
+    PrefixesHeld,
+    Restored,
     Shutdown,
     Tokens,
 )
 from node_agent.pool import lifecycle
+from node_agent.pool.cache_side import CacheNotes, CacheSide
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.lifecycle import Effect
 from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.process import EngineProcess, spawn
 from node_agent.pool.rates import RateMeter
 from node_agent.pool.settings import PoolSettings
-from node_agent.pool.streams import RowStream, StreamTable, failed
+from node_agent.pool.streams import RowEvent, RowStream, StreamTable, failed
 from node_agent.sources.base import SourceResolver
 
 
@@ -50,6 +55,7 @@ class SlotTools:
     changed: Callable[[], None]
     measured: Callable[[str, ChunkMeasured | Ask], None]
     memory: MemorySide
+    cache: CacheSide
 
 
 class EngineRun:
@@ -60,6 +66,7 @@ class EngineRun:
     ) -> None:
         self.streams = StreamTable()
         self.rates = RateMeter()
+        self.cache = CacheNotes()
         self.loaded: Loaded | None = None
         self.heartbeat: Heartbeat | None = None
         self.heartbeat_at = tools.clock()
@@ -93,6 +100,7 @@ class EngineRun:
         self._report(lifecycle.Spawned())
         words = await process.wait()
         self._process, self.heartbeat, self.loaded = None, None, None
+        self.cache.end()
         self._report(lifecycle.Exited(words))
 
     def push(self, effect: Effect) -> None:
@@ -162,10 +170,21 @@ class EngineRun:
                 self.rates.note_interval(now - self.heartbeat_at)
                 self.heartbeat, self.heartbeat_at = event, now
                 self._tools.changed()
+            case CacheReport():
+                self.cache.note(event)
+                self._tools.changed()
+            case PrefixesHeld() | Restored():
+                self.cache.note(event)
             case _:
-                if isinstance(event, PrefillProgress):
-                    self.rates.note_prefill(event.chunk_tokens, event.seconds)
-                elif isinstance(event, Tokens):
-                    self.rates.note_tokens(len(event.ids))
-                if self.streams.deliver(event):
-                    self._report(lifecycle.RowsChanged())
+                self._on_row_event(event)
+
+    def _on_row_event(self, event: RowEvent) -> None:
+        match event:
+            case Finished():
+                self.cache.note(event)
+            case PrefillProgress():
+                self.rates.note_prefill(event.chunk_tokens, event.seconds)
+            case Tokens():
+                self.rates.note_tokens(len(event.ids))
+        if self.streams.deliver(event):
+            self._report(lifecycle.RowsChanged())

@@ -129,6 +129,7 @@ class Slot:
             leases=self.use.leases,
             idle_seconds=self._idle_seconds(),
             returned=self._returned,
+            cache_terms=self._tools.cache.standing(self.want.name),
         )
         return describe_slot(parts, self._tools.settings.watch)
 
@@ -176,7 +177,9 @@ class Slot:
             case Effect.LOAD if self._found is not None:
                 wired = self._tools.memory.wired_limit_bytes(self.want.name)
                 spec, settings = self.want.spec, self._tools.settings
-                load = plan_load(spec, self._found.files, settings, self._limits, wired)
+                terms = self._tools.cache.terms(self.want.name)
+                load = plan_load(spec, self._found.files, settings, self._limits, wired, terms)
+                self._run.cache.begin(terms)
                 self._run.send(load)
             case Effect.FAIL_STREAMS:
                 self._run.streams.fail_all(*explain_end(self.want.name, self._state))

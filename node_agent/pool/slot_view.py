@@ -3,11 +3,12 @@
 Called by the slot.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code
 from node_agent.pool.base import EngineView, EngineWant
+from node_agent.pool.cache_side import CacheTerms
 from node_agent.pool.lifecycle import Phase, Reason, State
 from node_agent.pool.returned import ReturnedMemory
 from node_agent.pool.run import EngineRun
@@ -41,6 +42,7 @@ class SlotParts:
     leases: int
     idle_seconds: float | None
     returned: ReturnedMemory
+    cache_terms: CacheTerms = field(default_factory=CacheTerms)
 
 
 def describe_slot(parts: SlotParts, limits: WatchLimits) -> EngineView:
@@ -79,6 +81,7 @@ def describe_slot(parts: SlotParts, limits: WatchLimits) -> EngineView:
         load_seconds=state.load_seconds,
         freed_bytes=parts.returned.freed_bytes,
         unwired_bytes=parts.returned.unwired_bytes,
+        cache=run.cache.view(parts.cache_terms),
     )
 
 

@@ -14,12 +14,17 @@ from manifests.model import Source
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model directory on this machine and what its headers say."""
+    """A model directory on this machine and what its headers say.
+
+    `fingerprint` is of headers and samples, known at once. `content` is of every byte of weights
+    and config, the same wherever they lie; empty when it was not asked for.
+    """
 
     directory: Path
     weights_bytes: int
     fingerprint: str
     shape: ModelShape
+    content: str = ""
 
 
 class SourceResolver(Protocol):

@@ -6,10 +6,12 @@ so that a controller can ask any node about any source before it places a copy.
 
 import asyncio
 from collections import defaultdict
+from dataclasses import replace
 
 from manifests.model import Source
 from manifests.wire.report import Inspection
 from node_agent.sources.base import ModelFiles, SourceError
+from node_agent.sources.content import ContentDigests
 from node_agent.sources.hub import Hub, ProgressCallback
 from node_agent.sources.hub_messages import shape_of
 from node_agent.sources.local import DirectoryReader, expand
@@ -20,8 +22,9 @@ _Key = tuple[str, str | None]
 class Sources:
     """Model sources as this node reaches them."""
 
-    def __init__(self, hub: Hub | None = None) -> None:
-        self._hub = hub or Hub()
+    def __init__(self, hub: Hub | None = None, digests: ContentDigests | None = None) -> None:
+        """Without `digests` every byte of a model is still hashed, but not remembered on disk."""
+        self._hub, self._digests = hub or Hub(), digests or ContentDigests()
         self._reader = DirectoryReader()
         self._found: dict[_Key, ModelFiles] = {}
         self._peeked: dict[_Key, Inspection] = {}
@@ -29,10 +32,15 @@ class Sources:
         self._turns: defaultdict[_Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def resolve(self, source: Source, progress: ProgressCallback) -> ModelFiles:
-        """Return the files, downloading them if need be.
+        """Return the files and what they hold, downloading them if need be.
 
         Units: `progress` gets done and total bytes. Raises: SourceError.
         """
+        files = await self._locate(source, progress)
+        content = await self._digests.of_directory(files.directory)
+        return replace(files, content=content)
+
+    async def _locate(self, source: Source, progress: ProgressCallback) -> ModelFiles:
         if source.path is not None:
             return await self._reader.read(expand(source.path))
         key = _key(source)

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 
 from manifests.guard import MemoryGuardSpec
 from manifests.meta import Condition, ConditionStatus, set_condition
-from manifests.node import AGENT_STOPPED, Ceilings, GuardInForce, PressureLevel
+from manifests.node import (
+    AGENT_STOPPED,
+    CacheInForce,
+    Ceilings,
+    GuardInForce,
+    PressureLevel,
+)
 from manifests.units import MIB, format_bytes
 from node_agent.memory.books import MemoryState
 from node_agent.memory.limits import compute_watermarks
 from node_agent.memory.stranded_plan import Stranded
+from node_agent.sync.cache_figures import DISK_FULL
 from node_agent.sync.panics_plan import CLEAR_ANNOTATION, PanicStanding
 
 # A Metal limit this near to the RAM less its reserve is not worth a person's time.
@@ -53,6 +60,7 @@ class NodeNow:
     engines: int
     stopped: bool = False
     guard: GuardInForce = field(default_factory=GuardInForce)
+    cache: CacheInForce = field(default_factory=CacheInForce)
     health: HealthNow = field(default_factory=HealthNow)
 
 
@@ -84,6 +92,8 @@ def plan_conditions(
     if state.health.panics is not None:
         found.append(_panic_history(state.health.panics))
     found.append(_reboot_needed(state.health.stranded))
+    if not state.stopped:
+        found += [_cache_degraded(state.cache), _disk_pressure(state.cache)]
     for item in found:
         placed = item.model_copy(update={"observed_generation": generation})
         current = set_condition(current, placed, now)
@@ -159,3 +169,19 @@ def _reboot_needed(stranded: tuple[Stranded, ...]) -> Condition:
         "of this machine, and their models are not started again before"
     )
     return _condition("RebootNeeded", True, "WiredMemoryStranded", message)
+
+
+def _cache_degraded(cache: CacheInForce) -> Condition:
+    if not cache.reason:
+        return _condition("CacheDegraded", False, "CacheWorks" if cache.directory else "NoSsdTier")
+    message = (
+        f"{cache.message}; engines serve without the disk tier of the prefix cache and try it "
+        "again by themselves"
+    )
+    return _condition("CacheDegraded", True, cache.reason, message)
+
+
+def _disk_pressure(cache: CacheInForce) -> Condition:
+    if cache.reason != DISK_FULL:
+        return _condition("DiskPressure", False, "EnoughDisk")
+    return _condition("DiskPressure", True, DISK_FULL, cache.message)

@@ -14,6 +14,7 @@ from manifests.estimate import (
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.learning import scale_transient
 from node_agent.pool.base import EngineView
+from node_agent.sync.cache_figures import describe_engine_cache
 from node_agent.sync.plan import EngineFigures
 
 DEFAULT_CHUNK_TOKENS = 512
@@ -45,6 +46,7 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         context_tokens=context,
         tokens_fit_now=now_tokens,
         tokens_fit_ever=ever_tokens,
+        cache=describe_engine_cache(view),
     )
 
 

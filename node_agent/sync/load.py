@@ -57,6 +57,7 @@ class LoadSource:
 
     def _engine(self, view: EngineView) -> EngineLoad:
         spec, figures = view.want.spec, observe_figures(self._arbiter, view)
+        began = view.cache.began
         return EngineLoad(
             name=view.want.name,
             model=spec.model,
@@ -76,4 +77,6 @@ class LoadSource:
             prefill_tokens_per_second=view.prefill_tokens_per_second,
             decode_tokens_per_second=view.decode_tokens_per_second,
             fingerprint="" if view.files is None else view.files.fingerprint,
+            cache_fingerprint="" if view.loaded is None else view.loaded.cache_fingerprint,
+            block_tokens=0 if began is None else began.settings.block_tokens,
         )

@@ -22,7 +22,7 @@ from node_agent.pool.lifecycle import Reason
 
 # Conditions of a node whose coming true a person should find among the events.
 _FAILURES = {Reason.INSUFFICIENT_MEMORY.value: "LoadRefused"}
-_TOLD_CONDITIONS = ("WiredLimitLow", "PanicHistory", "RebootNeeded")
+_TOLD_CONDITIONS = ("WiredLimitLow", "PanicHistory", "RebootNeeded", "CacheDegraded")
 
 
 @dataclass(frozen=True, slots=True)

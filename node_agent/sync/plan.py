@@ -7,7 +7,14 @@ the epoch for `now`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from manifests.engine import ENGINE_FINALIZER, Engine, EnginePhase, EngineStatus, Progress
+from manifests.engine import (
+    ENGINE_FINALIZER,
+    Engine,
+    EngineCache,
+    EnginePhase,
+    EngineStatus,
+    Progress,
+)
 from manifests.meta import Condition, ConditionStatus, set_condition
 from manifests.node import AGENT_STOPPED
 from manifests.times import format_time
@@ -26,13 +33,14 @@ _REASONS: dict[EnginePhase, str] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What the memory side knows of one engine. Units: bytes, tokens."""
+    """What the memory side knows of one engine, and of its cache. Units: bytes, tokens."""
 
     footprint_bytes: int = 0
     kv_bytes_per_token: int = 0
     context_tokens: int = 0
     tokens_fit_now: int = 0
     tokens_fit_ever: int = 0
+    cache: EngineCache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,7 @@ def plan_status(
         running=view.running,
         waiting=view.waiting,
         fingerprint="" if view.files is None else view.files.fingerprint,
+        cache=figures.cache,
         conditions=_ready_condition(engine, view, reason, now),
     )
 
@@ -165,6 +174,7 @@ def plan_stopped(engines: Mapping[str, Engine], node: str, now: float) -> tuple[
                 "pid": None,
                 "footprint_bytes": 0,
                 "tokens_fit_now": 0,
+                "cache": None,
                 "running": 0,
                 "waiting": 0,
                 "conditions": set_condition(engine.status.conditions, ready, format_time(now)),
@@ -197,6 +207,7 @@ def _ready_condition(
 _FIGURES = frozenset(
     {
         "progress",
+        "cache",
         "footprint_bytes",
         "tokens_fit_now",
         "tokens_fit_ever",

@@ -131,6 +131,7 @@ def plan_node_status(
         headroom_bytes=memory.headroom_bytes,
         pressure=state.health.level,
         guard=state.guard,
+        cache=state.cache,
         waiting=state.health.waiting,
         engines=state.engines,
         lease_time=format_micro_time(now),

@@ -14,14 +14,16 @@ from typing import TypeVar
 
 import structlog
 
+from manifests.cache_budget import CacheBudget
 from manifests.engine import Engine, EnginePhase
 from manifests.guard import MemoryGuard, MemoryGuardSpec
 from manifests.meta import FleetObject
-from manifests.node import Node
+from manifests.node import CacheInForce, Node
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter
 from node_agent.pool.base import EngineWant, Pool
+from node_agent.sync.cache_follower import CacheFollower
 from node_agent.sync.cached_wants import SavedEngines
 from node_agent.sync.client import ApiClient
 from node_agent.sync.conditions import HealthNow, NodeNow
@@ -57,12 +59,13 @@ class SyncHooks:
 
     `health` is asked for each status; `cleared` gets the annotation by which a person clears the
     panic history, empty without one; `guard_changed` is called when the node follows another
-    guard or an edited one.
+    guard or an edited one. `caches` follows cache budgets; None where nothing is cached.
     """
 
     health: Callable[[], HealthNow] = HealthNow
     cleared: Callable[[str], None] = lambda _: None
     guard_changed: Callable[[], None] = lambda: None
+    caches: CacheFollower | None = None
 
 
 class Sync:
@@ -85,6 +88,7 @@ class Sync:
         self._engines = Informer(client, "engines", field_selector=f"spec.node={node}")
         self._nodes = Informer(client, "nodes", field_selector=f"metadata.name={node}")
         self._guards = Informer(client, "memoryguards")
+        self._budgets = Informer(client, "cachebudgets")
         self._reporter = Reporter(client, node, settings.rules)
         self.news = News(node, self._newest_node, pool, arbiter, self._post)
         self.lease = LeaseKeeper(
@@ -101,16 +105,15 @@ class Sync:
 
     async def run(self) -> None:
         """Work until cancelled. Raises NodeTakenError, alone, when the name is another's."""
-        for informer in (self._engines, self._nodes, self._guards):
+        informers = (self._engines, self._guards, self._budgets, self._nodes)
+        for informer in informers:
             informer.subscribe(lambda _name: self._changed.set())
         self._pool.on_change(self._pool_changed)
         loops = (
-            self._engines.run(),
-            self._nodes.run(),
-            self._guards.run(),
+            *(informer.run() for informer in informers),
             self.lease.run(),
             self._converge_loop(),
-            _ring_on_first_lists((self._engines, self._guards, self._nodes), self._changed),
+            _ring_on_first_lists(informers, self._changed),
             self._report_loop(),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -175,17 +178,23 @@ class Sync:
             )
 
     def _converge(self) -> None:
-        """Hand the pool what is declared, and the arbiter the guards."""
+        """Hand the pool what is declared, the arbiter the guards, the caches their budgets."""
         node = self._newest_node()
         if node is not None:
             self._hooks.cleared(node.metadata.annotations.get(CLEAR_ANNOTATION, ""))
+        labels = self._facts.all_labels if node is None else node.metadata.labels
         if self._guards.synced:
-            labels = self._facts.all_labels if node is None else node.metadata.labels
             guards = _only(self._guards.objects, MemoryGuard)
             if self._guard.follow(guards, labels, self._declared()):
                 self._hooks.guard_changed()
                 self.lease.hurry()
-        if not self._engines.synced and not self._saved:
+        if self._budgets.synced and self._hooks.caches is not None:
+            budgets = _only(self._budgets.objects, CacheBudget)
+            if self._hooks.caches.follow(budgets, labels, self._declared()):
+                self.lease.hurry()
+        # An engine keeps its cache's directory for as long as it runs, so budgets come first.
+        listed = self._engines.synced and self._budgets.synced
+        if not listed and not self._saved:
             return
         engines = self._declared()
         wanted = plan_wanted(engines.values(), self._facts.name)
@@ -220,9 +229,11 @@ class Sync:
         return plan_sync(self._declared(), views, figures, self._facts.name, time.time())
 
     def _node_now(self) -> NodeNow:
+        views, caches = self._pool.views(), self._hooks.caches
         return NodeNow(
             memory=self._arbiter.state(),
-            engines=len(self._pool.views()),
+            engines=len(views),
+            cache=CacheInForce() if caches is None else caches.in_force(views),
             stopped=self._stopping,
             guard=self.guard_in_force(),
             health=self._hooks.health(),

@@ -81,6 +81,9 @@ class World:
     def set_paused(self, paused: bool) -> None:
         self.paused.append(paused)
 
+    def coming_bytes(self) -> int:
+        return 0
+
     def size_bytes(self) -> int:
         return self.hot_bytes
 

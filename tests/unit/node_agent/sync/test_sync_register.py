@@ -116,10 +116,10 @@ def test_the_status_holds_the_lease_the_figures_and_both_conditions() -> None:
 
 
 def test_conditions_of_others_are_kept() -> None:
-    disk = Condition(type="DiskPressure", status=ConditionStatus.TRUE, reason="Full")
+    disk = Condition(type="DiskSlow", status=ConditionStatus.TRUE, reason="Full")
     current = NodeStatus(conditions=(disk,))
     status = plan_node_status(current, FACTS, NodeNow(memory(), 0), 1, NOW)
-    assert find_condition(status.conditions, "DiskPressure") == disk
+    assert find_condition(status.conditions, "DiskSlow") == disk
 
 
 def test_pressure_and_a_stop_show_as_conditions() -> None:
