@@ -25,6 +25,7 @@ from node_agent.host.detect import detect_host
 from node_agent.host.simulated import SimulatedHost
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.base import Admission
+from node_agent.memory.cache_book import CacheBook
 from node_agent.memory.cache_budgets import CachePlaces
 from node_agent.memory.cache_keeper import CacheKeeper, FreeMemory
 from node_agent.memory.enforcer_plan import Action
@@ -178,7 +179,7 @@ def build_keeper(settings: AgentSettings, data: DataDir, arbiter: Arbiter) -> Ca
         return FreeMemory(state.headroom_bytes, soft_bytes, state.used_bytes)
 
     places = CachePlaces(data.cache, data.caches_file)
-    return CacheKeeper(places, settings.cache, free_memory)
+    return CacheKeeper(CacheBook(places, settings.cache), free_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def _build_pool(data: DataDir, host: Host, parts: _EngineParts) -> tuple[EngineP
             fused=arbiter.fused,
         ),
         parts.sources,
-        cache=CacheSide(terms=keeper.terms, standing=keeper.standing, fault=keeper.fault),
+        cache=CacheSide(terms=keeper.terms, standing=keeper.book.standing, fault=keeper.book.fault),
         memory=MemorySide(
             admission=StrandedGate(parts.admission, stranded),
             footprint_bytes=arbiter.engine_footprint_bytes,

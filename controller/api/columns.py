@@ -14,6 +14,7 @@ from manifests.units import format_bytes, format_duration
 from manifests.wire.listwatch import RawObject
 
 Cell = str | int | None
+_HIT_RATIOS = ("hitRatio", "hotHitRatio", "ssdHitRatio")
 Read = Callable[[RawObject, float], Cell]
 
 
@@ -101,6 +102,48 @@ def _engine_phase(obj: RawObject, _now: float) -> Cell:
     return f"{phase} ({reason})" if phase == "Failed" and reason else phase
 
 
+def _cache_hits(obj: RawObject, _now: float) -> Cell:
+    cache = dig(obj, "status", "cache")
+    if not isinstance(cache, Mapping):
+        return None
+    shares = [f"{float(cache.get(name) or 0):.0%}" for name in _HIT_RATIOS]
+    return f"{shares[0]} ({shares[1]} hot, {shares[2]} ssd)"
+
+
+def _cache_hot(obj: RawObject, _now: float) -> Cell:
+    cache = dig(obj, "status", "cache")
+    if not isinstance(cache, Mapping):
+        return None
+    held, room = cache.get("hotUsedBytes") or 0, cache.get("hotCapacityBytes") or 0
+    return f"{format_bytes(held)}/{format_bytes(room)}"
+
+
+def _pair_of(first: str, second: str) -> Read:
+    def read(obj: RawObject, _now: float) -> Cell:
+        cache = dig(obj, "status", "cache")
+        if not isinstance(cache, Mapping):
+            return None
+        return f"{cache.get(first) or 0}/{cache.get(second) or 0}"
+
+    return read
+
+
+def _cache_restore(obj: RawObject, _now: float) -> Cell:
+    """Return how long a restore takes on average."""
+    count = dig(obj, "status", "cache", "restores")
+    seconds = dig(obj, "status", "cache", "restoreSeconds") or 0.0
+    return f"{1000 * seconds / count:.0f}ms" if count else None
+
+
+def _node_cache(obj: RawObject, _now: float) -> Cell:
+    cache = dig(obj, "status", "cache")
+    if not isinstance(cache, Mapping) or not cache.get("blockTokens"):
+        return None
+    used = format_bytes(cache.get("ssdUsedBytes") or 0)
+    size = cache.get("ssdSizeBytes")
+    return f"{used}/{format_bytes(size)}" if size else "<no ssd>"
+
+
 def _node_status(obj: RawObject, _now: float) -> Cell:
     ready = _condition(obj, "Ready")
     words = ["Unknown"]
@@ -185,6 +228,14 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Fits-Ever", _at("status", "tokensFitEver"), 1, type="integer"),
         Column("Running", _at("status", "running"), 1, type="integer"),
         Column("Waiting", _at("status", "waiting"), 1, type="integer"),
+        Column("Cache-Hits", _cache_hits, 1, description="share of prompt tokens, by tier"),
+        Column("Saved", _at("status", "cache", "tokensSaved"), 1, type="integer"),
+        Column("Hot", _cache_hot, 1, description="RAM held and allowed just now"),
+        Column("SSD", _bytes_at("status", "cache", "ssdUsedBytes"), 1),
+        Column("Saves", _pair_of("saves", "savesPersisted"), 1, description="accepted/on disk"),
+        Column("Drops", _at("status", "cache", "drops"), 1, type="integer"),
+        Column("Evicted", _pair_of("hotEvictions", "ssdEvictions"), 1, description="hot/ssd"),
+        Column("Restore", _cache_restore, 1, description="mean time of a restore"),
         Column("Revision", _at("spec", "revision"), 1),
         Column("Message", _at("status", "message"), 1),
     ),
@@ -201,6 +252,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Reserved", _bytes_at("status", "reservedBytes"), 1),
         Column("In-Line", _at("status", "waiting"), 1, type="integer"),
         Column("Guard", _node_guard, 1, description="the memory guard it follows, and the tier"),
+        Column("Cache", _node_cache, 1, description="SSD of the prefix cache"),
         Column("Chip", _at("status", "info", "chip"), 1),
         Column("Address", _at("status", "address"), 1),
         Column("Agent", _at("status", "info", "agentVersion"), 1),

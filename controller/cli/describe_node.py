@@ -33,6 +33,7 @@ SHOWN = frozenset(
         "headroomBytes",
         "pressure",
         "guard",
+        "cache",
         "waiting",
     }
 )
@@ -74,7 +75,37 @@ def node_memory_lines(status: Mapping[str, Any]) -> list[str]:
         "Ceilings:",
         *_ceiling_lines(ceilings, str(guard.get("tier", ""))),
         *_mark_lines(guard),
+        *node_cache_lines(status.get("cache") or {}),
     ]
+
+
+def node_cache_lines(cache: Mapping[str, Any]) -> list[str]:
+    """Return the prefix cache's side of a node's status; nothing when the agent tells none."""
+    if not _number(cache, "blockTokens"):
+        return []
+    name = cache.get("name") or "the agent's default"
+    isolation = "each tenant's prefixes apart" if cache.get("isolation") == "tenant" else "shared"
+    lines = [
+        "",
+        f"Cache:        {name}, blocks of {_number(cache, 'blockTokens')} tokens, {isolation}",
+        f"  ssd         {_ssd_words(cache)}",
+        f"  hot         {format_bytes(_number(cache, 'hotUsedBytes'))} held in RAM, "
+        f"{format_bytes(_number(cache, 'hotSizeBytes'))} allowed while memory is free",
+    ]
+    if cache.get("reason"):
+        lines.append(f"  degraded    {cache['reason']}: {cache.get('message', '')}")
+    return lines
+
+
+def _ssd_words(cache: Mapping[str, Any]) -> str:
+    held = f"{format_bytes(_number(cache, 'ssdUsedBytes'))} in {_number(cache, 'ssdBlocks')} blocks"
+    if not cache.get("directory"):
+        return "off"
+    return (
+        f"{held} of {format_bytes(_number(cache, 'ssdSizeBytes'))}, leaving "
+        f"{format_bytes(_number(cache, 'ssdLeaveFreeBytes'))} of the volume free, "
+        f"in {cache['directory']}"
+    )
 
 
 def node_engine_rows(engines: Iterable[Mapping[str, Any]]) -> list[str]:

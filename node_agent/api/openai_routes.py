@@ -1,7 +1,7 @@
 """The OpenAI routes of one node: models, chat completions, completions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from node_agent.api.body import read_json_object
 from node_agent.api.disconnect import until_gone
 from node_agent.api.traffic import Outcome, Ticket, Traffic
 from node_agent.pool.base import EngineView, Pool
+from node_agent.serving.cache_keys import find_tenant
 from node_agent.serving.completion import Completions
 from node_agent.serving.dialect import parse_chat, parse_completions
 from node_agent.serving.request import GenerationRequest
@@ -91,7 +92,7 @@ class OpenAIRoutes:
 
     async def _answer(self, request: Request, parse: Parse, ticket: Ticket) -> Response:
         body = await read_json_object(request, self._settings.max_body_bytes)
-        generation = parse(body)
+        generation = replace(parse(body), tenant=find_tenant(request.headers))
         self._log_unknown(generation.unknown_fields)
         view = public_models(self._pool.views()).get(generation.model)
         ticket.model = view.want.spec.model if view is not None else None

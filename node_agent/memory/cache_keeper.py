@@ -1,26 +1,21 @@
 """Keeps every engine's prefix cache within the budgets in force and the memory that is free.
 
-A thin shell around `cache_budgets.py`. It owns the budgets in force and what each engine was told;
-engines own their blocks. The sync sets budgets, the guard calls `publish` after each sample, the
-enforcer shrinks the hot tiers through it, the pool asks it for terms. All on the event loop.
+A thin shell around `cache_budgets.py`. It owns what each engine was told; engines own their blocks,
+the book the budgets in force. The sync sets budgets, the guard calls `publish` after each sample,
+the enforcer shrinks the hot tiers through it, the pool asks for terms. All on the event loop.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from manifests.cache_budget import CacheBudgetSpec
 from node_agent.engine.messages import CacheLimits, Command
+from node_agent.memory.cache_book import CacheBook
 from node_agent.memory.cache_budgets import (
-    CachePlaces,
     FollowedBudget,
     HotUse,
     plan_cut,
-    plan_directory,
-    plan_disk_limits,
     plan_hot_limits,
     plan_room_bytes,
     plan_shares,
@@ -61,30 +56,17 @@ class CacheKeeper:
 
     def __init__(
         self,
-        places: CachePlaces,
-        default: CacheBudgetSpec,
+        book: CacheBook,
         memory: Callable[[], FreeMemory | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`memory` answers None where nobody guards it: hot tiers then take their whole size."""
-        self._places, self._memory, self._clock = places, memory, clock
-        self._node = FollowedBudget("", default)
-        self._engines: Mapping[str, FollowedBudget] = {}
+        self.book = book
+        self._memory, self._clock = memory, clock
         self._pool: CachedPool | None = None
-        self._standing: dict[str, CacheTerms] = {}
         self._sent: dict[Key, CacheLimits] = {}
         self._cut: dict[Key, int] = {}
         self._coming: list[tuple[float, int]] = []
-
-    @property
-    def node_budget(self) -> FollowedBudget:
-        """The budget of engines without one of their own."""
-        return self._node
-
-    @property
-    def node_directory(self) -> str:
-        """Where the node's budget keeps its blocks; empty without an SSD tier."""
-        return plan_directory(self._node.spec, self._places)
 
     def attach(self, pool: CachedPool) -> None:
         """Watch over this pool."""
@@ -92,35 +74,16 @@ class CacheKeeper:
 
     def set_budgets(self, node: FollowedBudget, engines: Mapping[str, FollowedBudget]) -> None:
         """Follow new budgets at once; an engine without its own follows the node's."""
-        if (node, engines) != (self._node, self._engines):
-            self._node, self._engines = node, dict(engines)
-            self._standing.clear()
+        if self.book.set(node, engines):
             self.publish()
 
     def terms(self, engine: str) -> CacheTerms:
         """Return what an engine may cache now."""
         followed = self._followed(engine)
         one, share_bytes = followed[engine], plan_shares(followed)[engine]
-        directory = plan_directory(one.spec, self._places)
-        disk = plan_disk_limits(followed.values(), directory, self._places)
+        disk = self.book.disk_limits(followed, self.book.directory_of(engine))
         hot = plan_hot_limits({engine: HotUse(0, share_bytes)}, self._room_bytes())
-        return plan_terms(one, disk, hot[engine], self._places)
-
-    def standing(self, engine: str) -> CacheTerms:
-        """Return the same without sizes, which asks nobody; for each view of an engine."""
-        one = self._engines.get(engine, self._node)
-        known = self._standing.get(engine)
-        if known is None:
-            known = self._standing[engine] = plan_terms(one, CacheLimits(), 0, self._places)
-        return known
-
-    def fault(self, engine: str) -> str:
-        """Return why an engine must not start, or an empty text. Reads the disk."""
-        one = self._engines.get(engine, self._node)
-        directory = plan_directory(one.spec, self._places)
-        if not one.spec.ssd.required or not directory:
-            return ""
-        return observe_directory_fault(Path(directory))
+        return plan_terms(one, disk, hot[engine], self.book.places)
 
     def publish(self) -> None:
         """Send each running engine its limits if they changed. Mutates: what was sent."""
@@ -140,7 +103,7 @@ class CacheKeeper:
                 self._cut.pop(key, None)
             began = view.cache.began
             directory = "" if began is None else began.settings.directory
-            disk = plan_disk_limits(followed.values(), directory, self._places)
+            disk = self.book.disk_limits(followed, directory)
             self._send(view, replace_hot(disk, hot[name]))
         alive = {_key(view) for view in views}
         self._sent = {key: limits for key, limits in self._sent.items() if key in alive}
@@ -189,7 +152,7 @@ class CacheKeeper:
     def _followed(self, also: str = "") -> dict[str, FollowedBudget]:
         """Return what each engine that runs, or is about to, follows."""
         names = {view.want.name for view in self._running()} | ({also} if also else set())
-        return {name: self._engines.get(name, self._node) for name in sorted(names)}
+        return {name: self.book.of(name) for name in sorted(names)}
 
     def _held_bytes(self, view: EngineView) -> int:
         return min(view.cache.hot_used_bytes, self._cut.get(_key(view), view.cache.hot_used_bytes))
@@ -209,16 +172,6 @@ def replace_hot(limits: CacheLimits, hot_bytes: int) -> CacheLimits:
         hot_bytes=hot_bytes,
         retention_seconds=limits.retention_seconds,
     )
-
-
-def observe_directory_fault(directory: Path) -> str:
-    """Return why blocks cannot be kept in a directory, or an empty text."""
-    place = directory if directory.exists() else directory.parent
-    if not place.is_dir():
-        return f"the CacheBudget requires {directory}, which is not there; attach its volume"
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        return f"the CacheBudget requires {directory}, which this agent cannot write to"
-    return ""
 
 
 def _limits_of(terms: CacheTerms) -> CacheLimits:

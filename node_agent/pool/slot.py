@@ -188,6 +188,11 @@ class Slot:
 
     async def _resolve(self) -> None:
         settings, resolver = self._tools.settings, self._tools.resolver
+        fault = await asyncio.to_thread(self._tools.cache.fault, self.want.name)
+        if fault:
+            failed_ = lifecycle.ResolveFailed(fault, "CacheDirectoryMissing", permanent=False)
+            self.handle(failed_)
+            return
         found = await find_files(
             self.want.spec, resolver, self._run.note_progress, fused=settings.fused
         )

@@ -22,6 +22,7 @@ from node_agent.engine.messages import (
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.pool.base import Lease, Pool, TokenStream
+from node_agent.serving.cache_keys import plan_extra_keys
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
 from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
@@ -108,6 +109,7 @@ class Completions:
                 ignore_eos=request.ignore_eos,
                 sampling=plan_sampling(request, spec.sampling, text.ready.defaults, index),
                 priority=request.priority,
+                extra_keys=plan_extra_keys(request, isolated=lease.view.cache.terms.isolated),
             )
             for index in range(request.rows)
         ]

@@ -41,6 +41,7 @@ _SHARED = frozenset(
         "model", "stream", "stream_options", "n", "max_tokens", "stop", "temperature", "top_p",
         "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
         "logit_bias", "logprobs", "ignore_eos", "priority", "service_tier", "deadline_seconds",
+        "cache_salt",
     }
 )  # fmt: skip
 _CHAT = _SHARED | {
@@ -146,6 +147,7 @@ def _build(
         deadline_seconds=fields.number(
             "deadline_seconds", MIN_DEADLINE_SECONDS, MAX_DEADLINE_SECONDS
         ),
+        cache_salt=fields.string("cache_salt") or "",
         sampling=_parse_sampling(fields),
         **known,
     )

@@ -56,8 +56,9 @@ class TextPrompts:
 class GenerationRequest:
     """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap.
 
-    A higher `priority` goes first. `deadline_seconds` count from when the request came; None
-    is no deadline.
+    `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
+    its cached prefixes apart. A higher `priority` goes first. `deadline_seconds` count from when
+    the request came; None is no deadline.
     """
 
     endpoint: Endpoint
@@ -72,6 +73,8 @@ class GenerationRequest:
     include_usage: bool = False
     priority: int = 0
     deadline_seconds: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
 

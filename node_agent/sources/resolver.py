@@ -7,6 +7,7 @@ so that a controller can ask any node about any source before it places a copy.
 import asyncio
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 from manifests.model import Source
 from manifests.wire.report import Inspection
@@ -27,6 +28,7 @@ class Sources:
         self._hub, self._digests = hub or Hub(), digests or ContentDigests()
         self._reader = DirectoryReader()
         self._found: dict[_Key, ModelFiles] = {}
+        self._whole: dict[Path, tuple[ModelFiles, ModelFiles]] = {}
         self._peeked: dict[_Key, Inspection] = {}
         # One look-up for one repository at a time: a second one finds the first one's files.
         self._turns: defaultdict[_Key, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -38,7 +40,12 @@ class Sources:
         """
         files = await self._locate(source, progress)
         content = await self._digests.of_directory(files.directory)
-        return replace(files, content=content)
+        known = self._whole.get(files.directory)
+        if known is not None and known[0] is files and known[1].content == content:
+            return known[1]
+        whole = replace(files, content=content)
+        self._whole[files.directory] = files, whole
+        return whole
 
     async def _locate(self, source: Source, progress: ProgressCallback) -> ModelFiles:
         if source.path is not None:

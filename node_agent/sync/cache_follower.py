@@ -50,8 +50,8 @@ class CacheFollower:
 
     def in_force(self, views: Iterable[EngineView]) -> CacheInForce:
         """Return the node's budget with what the engines hold."""
-        keeper = self._keeper
-        return describe_node_cache(keeper.node_budget, keeper.node_directory, views)
+        book = self._keeper.book
+        return describe_node_cache(book.node_budget, book.node_directory, views)
 
     def follow(
         self,
@@ -63,7 +63,7 @@ class CacheFollower:
 
         An engine whose budget is not declared follows the node's.
         """
-        before = self._keeper.node_budget
+        before = self._keeper.book.node_budget
         node = choose_budget(budgets.values(), labels, self._default)
         named = {name: engine.spec.cache_budget for name, engine in engines.items()}
         own = {

@@ -1,0 +1,20 @@
+"""Who asks, as a gateway tells an agent: a name made of the client's key, never the key.
+
+Pure. The gateway takes the header off what clients send and sets its own; an agent that is asked
+directly makes the same name from the key it was sent.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+TENANT_HEADER = "x-mlxfleet-tenant"
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+
+
+def name_tenant(find: Callable[[str], str | None]) -> str:
+    """Return the tenant of a request by the key in its headers; empty without one.
+
+    `find` returns a header's value by its lower-case name.
+    """
+    key = next((value for name in KEY_HEADERS if (value := find(name))), "")
+    return hashlib.sha256(key.encode()).hexdigest()[:32] if key else ""

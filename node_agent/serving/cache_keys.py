@@ -1,0 +1,24 @@
+"""What keeps the cached prefixes of one client apart from those of another.
+
+Pure. A cached prefix answers faster, so whoever shares a cache can find out by the clock what
+others have asked. With `isolation: tenant` a node shares prefixes only within a tenant.
+"""
+
+from collections.abc import Mapping
+
+from manifests.wire.tenant import TENANT_HEADER, name_tenant
+from node_agent.serving.request import GenerationRequest
+
+
+def find_tenant(headers: Mapping[str, str]) -> str:
+    """Return who asks: as the gateway says, else by the key that was sent, else nobody."""
+    return headers.get(TENANT_HEADER, "") or name_tenant(headers.get)
+
+
+def plan_extra_keys(request: GenerationRequest, *, isolated: bool) -> list[str]:
+    """Return the extra keys of a request's prefix chain; equal keys share prefixes.
+
+    All who send no key are one tenant.
+    """
+    keys = [f"tenant {request.tenant}"] if isolated else []
+    return [*keys, f"salt {request.cache_salt}"] if request.cache_salt else keys
