@@ -24,6 +24,7 @@ BENCHES = {
     "running_pace": "how long a running stream waits while a long prompt is fed, on SmolLM2",
     "decode_overhead": "what the engine adds to each decode step, on SmolLM2",
     "gateway_overhead": "what the gateway adds to a request, on a tiny model",
+    "peers": "side by side with the other MLX servers that are installed, on SmolLM2",
 }
 
 

@@ -152,9 +152,12 @@ async def load_stall(load: Load) -> Figures:
             asyncio.create_task(send(session, load.endpoint, ask, running.add)) for ask in asks
         ]
         reached = asyncio.create_task(running.reached.wait())
-        # A stream that fails ends the wait too, and its error is raised below.
+        # A stream that fails ends the wait too, and its error is raised here.
         await asyncio.wait([reached, *streams], return_when=asyncio.FIRST_COMPLETED)
         reached.cancel()
+        for stream in streams:
+            if stream.done():
+                stream.result()
         long_answer = await send(session, load.endpoint, long)
         gaps = [gap for answer in await asyncio.gather(*streams) for gap in answer.gaps]
     return {
@@ -165,7 +168,9 @@ async def load_stall(load: Load) -> Figures:
     }
 
 
-async def load_prefix(load: Load, restart: Callable[[], Awaitable[None]]) -> Figures:
+async def load_prefix(
+    load: Load, restart: Callable[[], Awaitable[None]], write_seconds: float = WRITE_SECONDS
+) -> Figures:
     """Time a prompt cold, with another ending, and after a restart that keeps the disk."""
     sizes = load.sizes
     repeated = write_text(sizes.repeat, load.seed + 1)
@@ -177,7 +182,7 @@ async def load_prefix(load: Load, restart: Callable[[], Awaitable[None]]) -> Fig
             for turn in range(3)
         ]
         cold = await send(session, load.endpoint, restarted)
-        await asyncio.sleep(WRITE_SECONDS)
+        await asyncio.sleep(write_seconds)
     await restart()
     async with open_session() as session:
         await warm_up(session, load.endpoint)

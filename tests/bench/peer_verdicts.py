@@ -3,9 +3,10 @@
 Pure: figures in, lines out. Called by peers.py.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 MORE: Literal["more"] = "more"
 
@@ -39,28 +40,38 @@ class Verdict:
     met: bool | None
 
 
-def read_figure(row: Row, figures: Mapping[str, float]) -> float | None:
-    """Return what a row shows of one server's figures, or None when it is not there."""
-    value = figures.get(row.key)
-    if value is None or not row.over:
-        return value
-    below = figures.get(row.over)
-    return value / below if below else None
+def read_figure(row: Row, passes: Sequence[Mapping[str, float]]) -> float | None:
+    """Return what a row shows of one server's passes, or None when it is not there.
+
+    The best pass, since other work on the machine only makes figures worse; of one figure over
+    another the median, since other work may make either worse.
+    """
+    values = [figures[row.key] for figures in passes if row.key in figures]
+    if row.over:
+        both = [figures for figures in passes if row.key in figures and figures.get(row.over)]
+        values = [figures[row.key] / figures[row.over] for figures in both]
+        return statistics.median(values) if values else None
+    return _best_of(row)(values) if values else None
 
 
-def judge(row: Row, measured: Mapping[str, Mapping[str, float]], ours: str) -> Verdict:
+def judge(row: Row, measured: Mapping[str, Sequence[Mapping[str, float]]], ours: str) -> Verdict:
     """Compare our figure of a row with the best peer's and with its limit.
 
     A target is missed when ours was wanted but gave no figure.
     """
-    found = {name: read_figure(row, figures) for name, figures in measured.items()}
+    found = {name: read_figure(row, passes) for name, passes in measured.items()}
     known = {name: value for name, value in found.items() if value is not None}
     peers = {name: value for name, value in known.items() if name != ours}
-    choose = max if row.better == MORE else min
-    best = choose(peers, key=lambda name: peers[name]) if peers and row.better else ""
+    best = ""
+    if peers and row.better:
+        best = _best_of(row)(peers, key=lambda name: peers[name])
     mine = known.get(ours)
     ratio = mine / peers[best] if mine is not None and best and peers[best] else None
     return Verdict(row, known, best, ratio, _decide(row, ours in measured, mine, ratio))
+
+
+def _best_of(row: Row) -> Any:
+    return max if row.better == MORE else min
 
 
 def _decide(row: Row, wanted: bool, mine: float | None, ratio: float | None) -> bool | None:

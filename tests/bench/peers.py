@@ -85,6 +85,7 @@ class Plan:
     model: Path
     sizes: Sizes
     seed: int
+    passes: int
 
 
 def serve_rows(sizes: Sizes) -> tuple[Row, ...]:
@@ -133,18 +134,25 @@ async def _send_part(part: str, server: Server, load: Load) -> Figures:
     return await load_prefix(load, restart)
 
 
+def measure_overhead() -> Figures:
+    """Return what our engine's own work adds to a decode step, as a part of the model's time."""
+    found = {rows: decode_overhead.measure(rows) for rows in OVERHEAD_ROWS}
+    return {f"overhead_{rows}": own / model for rows, (model, own) in found.items()}
+
+
 def run_part(part: str, plan: Plan, directory: Path) -> list[Verdict]:
     """Run one part on each server in turn, print its table, and return its verdicts."""
     print(f"\n-- {part}", flush=True)
-    measured: dict[str, Figures] = {}
-    for name, server in build_servers(plan.programs, plan.model, directory).items():
-        started = time.monotonic()
-        measured[name] = measure_part(part, server, plan)
-        print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
+    measured: dict[str, list[Figures]] = {}
+    for turn in range(plan.passes):
+        servers = build_servers(plan.programs, plan.model, directory / str(turn))
+        for name, server in servers.items():
+            started = time.monotonic()
+            figures = measure_part(part, server, plan)
+            measured.setdefault(name, []).append(figures)
+            print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
     if part == "serve" and OURS in measured:
-        for rows in OVERHEAD_ROWS:
-            model_seconds, own_seconds = decode_overhead.measure(rows)
-            measured[OURS][f"overhead_{rows}"] = own_seconds / model_seconds
+        measured[OURS].append(measure_overhead())
     rows_of = {"serve": serve_rows(plan.sizes), "agents": AGENTS_ROWS, "prefix": PREFIX_ROWS}
     verdicts = [judge(row, measured, OURS) for row in rows_of[part]]
     print("\n".join(format_table(verdicts, list(measured))), flush=True)
@@ -168,6 +176,7 @@ def save(path: Path, plan: Plan, verdicts: Mapping[str, Sequence[Verdict]]) -> N
     found = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": plan.seed,
+        "passes": plan.passes,
         "sizes": asdict(plan.sizes),
         "parts": {
             part: [
@@ -194,6 +203,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--servers", nargs="+", default=names, choices=names, metavar="NAME")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--model", type=Path, default=SMOLLM2, metavar="DIRECTORY")
+    parser.add_argument("--passes", type=int, default=1, help="how often; the best is shown")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args()
@@ -206,7 +216,8 @@ def main() -> int:
         print(f"{options.model} is missing: make models")
         return 1
     sizes = QUICK if options.quick else Sizes()
-    plan = Plan(find_programs(options.servers), options.model.resolve(), sizes, options.seed)
+    programs = find_programs(options.servers)
+    plan = Plan(programs, options.model.resolve(), sizes, options.seed, options.passes)
     print(f"OpenBLAS for all: {find_openblas() or 'not found'}; seed {plan.seed}", flush=True)
     verdicts: dict[str, list[Verdict]] = {}
     with tempfile.TemporaryDirectory(prefix="mlxfleet-peers-") as directory:

@@ -81,7 +81,7 @@ async def test_an_answer_has_a_time_for_each_piece_and_the_servers_usage(url: st
 
 async def test_a_refusal_is_a_failure_with_the_servers_words(url: str) -> None:
     async with open_session() as session:
-        with pytest.raises(RequestFailed, match="404: .*no such model"):
+        with pytest.raises(RequestFailed, match=r"404: .*no such model"):
             await send(session, Endpoint(url, "other"), Ask((user("hi"),), 5))
 
 
