@@ -26,8 +26,6 @@ _BY_TIER = (
 )
 _PLAIN = (
     ("misses", "Prompts without any stored start.", "misses"),
-    ("restores", "Rows that started from stored blocks.", "restores"),
-    ("restore_seconds", "Time spent reading blocks for rows.", "restore_seconds"),
     ("saves", "Blocks accepted for the SSD.", "saves"),
     ("saves_persisted", "Blocks that are on the SSD.", "saves_persisted"),
     ("skips", "Blocks that were on the SSD already.", "skips"),
@@ -101,14 +99,24 @@ def _tokens(views: list[EngineView]) -> Iterator[Metric]:
     prompts = CounterMetricFamily(
         f"{_PREFIX}_prompt_tokens", "Prompt tokens of ended requests.", labels=("engine",)
     )
+    restores = CounterMetricFamily(
+        f"{_PREFIX}_restores", "Rows that started from stored blocks.", labels=("engine",)
+    )
+    seconds = CounterMetricFamily(
+        f"{_PREFIX}_restore_seconds",
+        "Time spent reading blocks and building rows from them.",
+        labels=("engine",),
+    )
     for view in views:
         name, tally = view.want.name, view.cache.tally
+        restores.add_metric((name,), tally.restores)
+        seconds.add_metric((name,), tally.restore_seconds)
         for tier, share in zip(("hot", "ssd"), hit_ratios(tally), strict=True):
             ratio.add_metric((name, tier), share)
         saved.add_metric((name, "hot"), tally.hot_tokens)
         saved.add_metric((name, "ssd"), tally.ssd_tokens)
         prompts.add_metric((name,), tally.prompt_tokens)
-    yield from (ratio, saved, prompts)
+    yield from (ratio, saved, prompts, restores, seconds)
 
 
 def _counters(views: list[EngineView]) -> Iterator[Metric]:

@@ -132,7 +132,7 @@ def _cache_restore(obj: RawObject, _now: float) -> Cell:
     """Return how long a restore takes on average."""
     count = dig(obj, "status", "cache", "restores")
     seconds = dig(obj, "status", "cache", "restoreSeconds") or 0.0
-    return f"{1000 * seconds / count:.0f}ms" if count else None
+    return f"{1000 * seconds / count:.1f}ms" if count else None
 
 
 def _node_cache(obj: RawObject, _now: float) -> Cell:

@@ -45,14 +45,17 @@ class CacheSide:
 
 @dataclass(frozen=True, slots=True)
 class CacheTally:
-    """Tokens of one engine's requests, since its process started.
+    """What one engine's requests got from its cache, since its process started.
 
-    `hot_tokens` and `ssd_tokens` were restored, split by the blocks they came from.
+    `hot_tokens` and `ssd_tokens` were restored, split by the blocks they came from. A restore's
+    time includes building the row's cache, which the tiers' own counters leave out.
     """
 
     prompt_tokens: int = 0
     hot_tokens: int = 0
     ssd_tokens: int = 0
+    restores: int = 0
+    restore_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +130,6 @@ def _add_restored(tally: CacheTally, event: Restored) -> CacheTally:
         tally,
         hot_tokens=tally.hot_tokens + hot_tokens,
         ssd_tokens=tally.ssd_tokens + event.tokens - hot_tokens,
+        restores=tally.restores + 1,
+        restore_seconds=tally.restore_seconds + event.seconds,
     )
