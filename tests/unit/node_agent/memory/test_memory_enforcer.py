@@ -49,6 +49,7 @@ class World:
     paused: list[bool] = field(default_factory=list)
     row_bytes: int = 100
     hot_bytes: int = 0
+    coming: int = 0
 
     def views(self) -> tuple[EngineView, ...]:
         return tuple(self.engines.values())
@@ -82,7 +83,7 @@ class World:
         self.paused.append(paused)
 
     def coming_bytes(self) -> int:
-        return 0
+        return self.coming
 
     def size_bytes(self) -> int:
         return self.hot_bytes
@@ -217,3 +218,32 @@ def test_a_pause_without_readings_does_not_last() -> None:
         world.now += 1
     assert world.paused[-1] is False
     assert told.levels[-1] == (PressureLevel.HARD, PressureLevel.OK)
+
+
+def test_room_is_made_of_cached_blocks_before_a_model_goes() -> None:
+    world = World({"a": 400, "b": 400}, {name: make_view(name, idle=60.0) for name in "ab"})
+    world.hot_bytes = 300
+    enforcer, told = enforce(world)
+    enforcer.act()
+    world.now += 60
+    room = enforcer.make_room("new", 250, 50)
+    assert (room.enough, room.evict, world.hot_bytes) == (True, (), 100)
+    assert told.actions == [ShrinkHotCache(100)]
+
+
+def test_blocks_that_were_given_up_already_are_not_asked_for_again() -> None:
+    world = World({"a": 400}, {"a": make_view("a", idle=60.0)})
+    world.hot_bytes, world.coming = 100, 200
+    enforcer, told = enforce(world)
+    enforcer.act()
+    assert enforcer.make_room("new", 250, 50).enough
+    assert (world.hot_bytes, told.actions) == (100, [])
+
+
+def test_a_demand_that_would_not_fit_even_so_costs_no_block() -> None:
+    world = World({"a": 400}, {"a": make_view("a", *rows(1))})
+    world.hot_bytes = 100
+    enforcer, _ = enforce(world)
+    enforcer.act()
+    assert not enforcer.make_room("new", 600, 50).enough
+    assert world.hot_bytes == 100

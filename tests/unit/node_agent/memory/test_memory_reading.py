@@ -1,5 +1,7 @@
 """High-water marks: what an engine holds is not forgotten after one low read."""
 
+from dataclasses import replace
+
 from manifests.estimate import ENGINE_BASE_BYTES
 from manifests.units import GIB
 from node_agent.host.base import HostMemory
@@ -89,3 +91,13 @@ def test_the_devices_working_set_is_remembered_after_its_engine_left() -> None:
     assert (
         next_reading(read(use(1, working_set=700)), HOST, ()).recommended_working_set_bytes == 700
     )
+
+
+def test_cached_blocks_are_held_but_are_no_part_of_what_an_engine_holds_at_rest() -> None:
+    """So a full hot tier never makes a prompt impossible: it is given up for it."""
+    cached = replace(use(900, weights=300), hot_bytes=500)
+    history = read(cached, cached, cached).engines["a"]
+    assert history.used_bytes == 900
+    assert history.idle_bytes == 400
+    # MLX sees neither the process's own part nor the blocks.
+    assert history.overhead_bytes == 600
