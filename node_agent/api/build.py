@@ -19,6 +19,7 @@ from node_agent.api.fleet_routes import FleetRoutes, Inspector, LoadSource
 from node_agent.api.health import HealthRoutes
 from node_agent.api.metrics import EngineCollector, ServingMetrics
 from node_agent.api.openai_routes import OpenAIRoutes, OpenAISettings
+from node_agent.api.prefix_routes import PrefixRoutes
 from node_agent.api.traffic import Traffic
 from node_agent.memory.base import Admission
 from node_agent.pool.base import Pool
@@ -94,4 +95,5 @@ def build_routes(parts: ApiParts, traffic: Traffic, changes: Changes) -> list[Ba
     openai = OpenAIRoutes(parts.pool, completions, traffic, settings)
     fleet = FleetRoutes(parts.pool, parts.load, parts.inspector, changes)
     health = HealthRoutes(parts.pool, traffic, parts.registry)
-    return [*openai.routes(), *fleet.routes(), *health.routes()]
+    prefixes = PrefixRoutes(parts.pool, changes)
+    return [*openai.routes(), *fleet.routes(), *prefixes.routes(), *health.routes()]

@@ -170,11 +170,9 @@ class EngineRun:
                 self.rates.note_interval(now - self.heartbeat_at)
                 self.heartbeat, self.heartbeat_at = event, now
                 self._tools.changed()
-            case CacheReport():
+            case CacheReport() | PrefixesHeld() | Restored():
                 self.cache.note(event)
                 self._tools.changed()
-            case PrefixesHeld() | Restored():
-                self.cache.note(event)
             case _:
                 self._on_row_event(event)
 
