@@ -102,6 +102,7 @@ class Sync:
         self._wanted: Mapping[str, EngineWant] | None = None
         self._stopping = False
         self._ready: frozenset[str] = frozenset()
+        self._caches: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Work until cancelled. Raises NodeTakenError, alone, when the name is another's."""
@@ -154,9 +155,11 @@ class Sync:
         self._to_report.set()
         views = self._pool.views()
         ready = frozenset(view.want.name for view in views if view.phase is EnginePhase.READY)
-        if ready != self._ready:
-            # What the node holds has changed by a whole model; people should not wait to see it.
-            self._ready = ready
+        caches = frozenset(view.cache.report.state_reason for view in views if view.cache.report)
+        if (ready, caches) != (self._ready, self._caches):
+            # What the node holds has changed by a whole model, or its cache's disk came or went;
+            # people should not wait to see it.
+            self._ready, self._caches = ready, caches
             self.lease.hurry()
 
     async def _converge_loop(self) -> None:
