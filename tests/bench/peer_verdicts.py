@@ -116,6 +116,14 @@ def _cells(verdict: Verdict, servers: Sequence[str]) -> list[str]:
     return [*shown, verdict.best_peer, ratio, describe_target(verdict.row), met]
 
 
+def warn_of_other_work(busy: Mapping[str, float], most_ratio: float) -> str:
+    """Say whose figures other work on the machine has spoilt; nothing when none are."""
+    spoilt = [f"{name} {ratio:.0%}" for name, ratio in busy.items() if ratio > most_ratio]
+    if not spoilt:
+        return ""
+    return f"not comparable, other work had part of the machine: {', '.join(spoilt)}"
+
+
 def format_figure(figure: float) -> str:
     """Write a figure with three digits that say something."""
     if abs(figure) >= 100:

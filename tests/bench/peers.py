@@ -41,7 +41,7 @@ from tests.bench.peer_servers import (
     explain_missing,
     find_program,
 )
-from tests.bench.peer_verdicts import MORE, Row, Verdict, format_table, judge
+from tests.bench.peer_verdicts import MORE, Row, Verdict, format_table, judge, warn_of_other_work
 from tests.support.fleet import SMOLLM2
 
 START_SECONDS = 180.0
@@ -49,6 +49,7 @@ START_SECONDS = 180.0
 PARTS = ("serve", "agents", "prefix")
 OVERHEAD_ROWS = (1, 8)
 BUSY = Row("machine busy with other work", "elsewhere_ratio", unit="", better="")
+MOST_OTHER_WORK = 0.1
 AGENTS_ROWS = (
     Row("wall", "wall", against_best=0.7),
     Row("TTFT p50", "ttft_p50", against_best=0.5),
@@ -155,7 +156,9 @@ def run_part(part: str, plan: Plan, directory: Path) -> list[Verdict]:
         measured[OURS].append(measure_overhead())
     rows_of = {"serve": serve_rows(plan.sizes), "agents": AGENTS_ROWS, "prefix": PREFIX_ROWS}
     verdicts = [judge(row, measured, OURS) for row in rows_of[part]]
-    print("\n".join(format_table(verdicts, list(measured))), flush=True)
+    print("\n".join(format_table(verdicts, list(measured))))
+    busy = next(verdict.figures for verdict in verdicts if verdict.row is BUSY)
+    print(warn_of_other_work(busy, MOST_OTHER_WORK), flush=True)
     return verdicts
 
 

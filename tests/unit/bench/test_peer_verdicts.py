@@ -1,6 +1,13 @@
 import pytest
 
-from tests.bench.peer_verdicts import MORE, Row, describe_target, format_table, judge
+from tests.bench.peer_verdicts import (
+    MORE,
+    Row,
+    describe_target,
+    format_table,
+    judge,
+    warn_of_other_work,
+)
 
 RATE = Row("output", "rate", unit="tok/s", better=MORE, against_best=1.1)
 WALL = Row("wall", "wall", against_best=0.7)
@@ -81,3 +88,8 @@ def test_the_table_has_a_column_for_each_server_and_a_dash_where_nothing_is_know
     assert head.split()[:3] == ["ours", "broken", "peer"]
     cells = ["wall,", "s", "8.000", "-", "10.0", "peer", "0.80", "<=", "0.7", "x", "best", "NO"]
     assert line.split() == cells
+
+
+def test_figures_spoilt_by_other_work_are_named() -> None:
+    assert warn_of_other_work({"ours": 0.02, "peer": 0.05}, 0.1) == ""
+    assert warn_of_other_work({"ours": 0.02, "peer": 0.42}, 0.1).endswith(": peer 42%")
