@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from manifests.errors import Code, Retryable
 from node_agent.engine.faults import classify_fault, explain_fault
+from node_agent.engine.heap import find_trim
 from node_agent.engine.loading import LoadedModel, load
 from node_agent.engine.mailbox import Board, Mailbox, RowCounts, StepGauges
 from node_agent.engine.messages import (
@@ -68,6 +69,7 @@ class Runtime:
         self._scheduler: Scheduler | None = None
         self._store: PrefixStore | None = None
         self._reporter: PrefixReporter | None = None
+        self._give_back = find_trim()
         self._steps = 0
 
     def run(self) -> ExitCode:
@@ -171,7 +173,11 @@ class Runtime:
         self._steps += 1
         self._show(None)
         if self._reporter is not None:
-            events += self._reporter.events()
+            told = self._reporter.events()
+            if told:
+                # Blocks came or went within the last second.
+                self._give_back()
+            events += told
         if events:
             self._emit(events)
         return True

@@ -21,7 +21,9 @@ ROOM_BYTES = 96 * MIB
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNode]:
-    with guarded_node(tmp_path_factory.mktemp("footprint")) as running:
+    # Without the hot tier, which holds what it may on purpose.
+    directory = tmp_path_factory.mktemp("footprint")
+    with guarded_node(directory, "--hot-cache", "0", "--ssd-cache", "0") as running:
         running.serve(tiny_model("llama", context=16384, hidden=128), prefill={"chunkTokens": 512})
         running.tighten(ROOM_BYTES)
         yield running
