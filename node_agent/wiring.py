@@ -135,6 +135,11 @@ def build_agent(
             memory_wait_seconds=settings.memory_wait_seconds,
         )
     )
+
+    def guard_changed() -> None:
+        guard.monitor.wake()
+        pool.retry_refused()
+
     sync = Sync(
         ApiClient(settings.controller_url, session),
         facts,
@@ -144,7 +149,7 @@ def build_agent(
         SyncHooks(
             health=guard.health,
             cleared=guard.panics.follow_annotation,
-            guard_changed=guard.monitor.wake,
+            guard_changed=guard_changed,
         ),
     )
     _listen(metrics, pool, guard, sync)
