@@ -29,7 +29,7 @@ def node(
 ) -> Iterator[GuardedNode]:
     with guarded_node(tmp_path_factory.mktemp(request.param)) as running:
         running.serve(
-            tiny_model(KINDS[request.param], context=CONTEXT, hidden=128),
+            tiny_model(KINDS[request.param], context=CONTEXT, hidden=128, heads=16),
             prefill={"chunkTokens": 512},
         )
         running.tighten(ROOM_BYTES)
