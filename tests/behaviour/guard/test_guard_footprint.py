@@ -22,7 +22,9 @@ ROOM_BYTES = 96 * MIB
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNode]:
     with guarded_node(tmp_path_factory.mktemp("footprint")) as running:
-        running.serve(tiny_model("llama", context=16384, hidden=128), prefill={"chunkTokens": 512})
+        running.serve(
+            tiny_model("llama", context=16384, hidden=128, heads=16), prefill={"chunkTokens": 512}
+        )
         running.tighten(ROOM_BYTES)
         yield running
 
