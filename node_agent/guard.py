@@ -25,6 +25,8 @@ from node_agent.sync.panic_watch import PanicWatch
 
 _LOG = structlog.get_logger(__name__)
 
+QUEUE_POLL_SECONDS = 0.35
+
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
@@ -65,7 +67,7 @@ class Guard:
             settings.rules,
         )
         pace = MonitorPace(
-            poll_seconds=lambda: self.enforcer.poll_seconds,
+            poll_seconds=lambda: self.poll_seconds,
             ceiling_ratio=lambda: self.panics.ceiling_ratio,
             missed=self.enforcer.miss,
             clock=settings.clock,
@@ -74,8 +76,15 @@ class Guard:
         arbiter.room = self.enforcer
         self._publisher = Publisher(pool, arbiter, settings.clock)
         arbiter.changed.listen(self._publisher.publish)
+        arbiter.queued.listen(self.monitor.wake)
         pool.on_change(self._publisher.publish)
         pool.on_memory_event(self._publisher.on_memory_event)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long to wait until the next look; not long while somebody waits in line."""
+        usual_seconds = self.enforcer.poll_seconds
+        return min(usual_seconds, QUEUE_POLL_SECONDS) if self._arbiter.waiting else usual_seconds
 
     def tell(self, listeners: GuardListeners) -> None:
         """Tell these too, in the order they were named. Mutates: who is told."""

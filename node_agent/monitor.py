@@ -25,7 +25,10 @@ SAMPLE_SECONDS = 1.0
 
 
 def describe_use(view: EngineView, footprint_bytes: int | None) -> EngineUse | None:
-    """Return one engine's use, or None without a process."""
+    """Return one engine's use, or None without a process.
+
+    A heartbeat that was sent while rows ran tells of then, so it counts as busy until the next one.
+    """
     if view.pid is None:
         return None
     beat, loaded = view.heartbeat, view.loaded
@@ -36,7 +39,7 @@ def describe_use(view: EngineView, footprint_bytes: int | None) -> EngineUse | N
         mlx_bytes=0 if beat is None else beat.active_bytes + beat.cache_bytes,
         weights_bytes=0 if loaded is None else max(1, loaded.active_bytes),
         recommended_working_set_bytes=0 if loaded is None else loaded.recommended_working_set_bytes,
-        busy=bool(view.rows),
+        busy=bool(view.rows) or (beat is not None and beat.running + beat.waiting > 0),
         hot_bytes=view.cache.hot_used_bytes,
     )
 

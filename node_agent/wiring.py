@@ -154,7 +154,7 @@ def build_agent(
         SyncHooks(
             health=guard.health,
             cleared=guard.panics.follow_annotation,
-            guard_changed=guard.monitor.wake,
+            guard_changed=lambda: _look_anew(guard, pool),
             caches=CacheFollower(keeper, settings.cache, data.budgets_file),
         ),
     )
@@ -165,6 +165,12 @@ def build_agent(
     guard.tell(GuardListeners(sampled=api.changes.ring))
     server = build_server(api.asgi)
     return Agent(settings, facts, pool, texts, api, load, guard, sync, server, sock)
+
+
+def _look_anew(guard: Guard, pool: EnginePool) -> None:
+    """Measure under another guard, and let loads that were refused for memory ask again."""
+    guard.monitor.wake()
+    pool.retry_refused()
 
 
 def build_keeper(settings: AgentSettings, data: DataDir, arbiter: Arbiter) -> CacheKeeper:

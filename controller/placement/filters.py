@@ -25,6 +25,7 @@ class Reason(StrEnum):
 
     SELECTOR_MISMATCH = "SelectorMismatch"
     NOT_READY = "NotReady"
+    REBOOT_NEEDED = "RebootNeeded"
     CORDONED = "Cordoned"
     TAINTED = "Tainted"
     SOURCE_UNKNOWN = "SourceUnknown"
@@ -86,6 +87,8 @@ def _check_state(request: PlacementRequest, node: NodeView) -> Candidate | None:
         return _no(node, Reason.NOT_READY, node.why_not_ready or "the node is not ready")
     if node.ceilings.hard_bytes <= 0:
         return _no(node, Reason.NOT_READY, "the node has not reported its memory yet")
+    if node.why_reboot:
+        return _no(node, Reason.REBOOT_NEEDED, f"the node must be rebooted: {node.why_reboot}")
     if not node.schedulable:
         return _no(node, Reason.CORDONED, "the node is cordoned (spec.unschedulable)")
     taint = next((item for item in node.taints if item.effect != "PreferNoSchedule"), None)

@@ -20,7 +20,8 @@ class NodeView:
     """One machine. `ready` takes its lease into account.
 
     `lost` means silent for so long that its engines are to be replaced elsewhere; `fused` that its
-    engines have fused attention, whose prompts take less scratch.
+    engines have fused attention, whose prompts take less scratch. `why_reboot` says why the machine
+    must be rebooted first, empty when it need not be.
     """
 
     name: str
@@ -34,6 +35,7 @@ class NodeView:
     why_not_ready: str = ""
     lost: bool = False
     fused: bool = False
+    why_reboot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

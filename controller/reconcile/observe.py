@@ -159,7 +159,16 @@ def observe_node(node: Node, health: NodeHealth) -> NodeView:
         why_not_ready=why,
         lost=health is NodeHealth.LOST,
         fused=node.status.info.fused,
+        why_reboot=_why_reboot(node),
     )
+
+
+def _why_reboot(node: Node) -> str:
+    """Return why no new copy should come here until a reboot; memory was left behind for good."""
+    told = find_condition(node.status.conditions, "RebootNeeded")
+    if told is None or told.status is not ConditionStatus.TRUE:
+        return ""
+    return told.message or told.reason
 
 
 def _readiness(said: Condition | None, health: NodeHealth) -> tuple[bool, str]:

@@ -95,6 +95,8 @@ class Arbiter(MemoryBooks):
         self._paused = False
         self.room: RoomMaker | None = None
         self.changed = Bell()
+        # Rung when somebody begins to wait: the next look at memory should come soon.
+        self.queued = Bell()
 
     @property
     def waiting(self) -> int:
@@ -189,6 +191,7 @@ class Arbiter(MemoryBooks):
             return waiter.answer.result()
         if wait_seconds <= 0:
             return waiter.refusal or refuse_turn()
+        self.queued.ring()
         return await self._line.wait(waiter, wait_seconds)
 
     def _try(self, waiter: Waiter) -> None:

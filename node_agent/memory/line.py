@@ -26,7 +26,8 @@ class LineRules:
 
     Others may pass a head that does not fit yet for `pass_seconds` after it came to the front,
     because small requests should not wait for a large one; after that nobody passes it, so it
-    is served as soon as its bytes are free.
+    is served as soon as its bytes are free. A load whose room is not on its way may wait for as
+    long as another model is busy or pinned, so it keeps its place and holds up nobody.
     """
 
     most_waiting: int = 64
@@ -63,12 +64,26 @@ class Waiter:
     room_asked: float = field(default=float("-inf"))
     room_comes: bool = False
 
+    @property
+    def yields(self) -> bool:
+        """Whether it holds up nobody: a load that nothing makes room for yet."""
+        return self.demand.kind is DemandKind.LOAD and not self.room_comes
 
-def eligible(line: Sequence[Waiter], now: float, rules: LineRules) -> int:
-    """Return how many from the front may be tried now; 1 once the head is impatient. Pure."""
-    if not line or line[0].head_since is None:
-        return len(line)
-    return len(line) if now - line[0].head_since < rules.pass_seconds else 1
+
+def plan_tries(line: Sequence[Waiter], now: float, rules: LineRules) -> list[Waiter]:
+    """Return who may be tried now, from the front; one alone once the head is impatient.
+
+    Mutates: the head's `head_since`, when it has just come to the front.
+    """
+    stands = [waiter for waiter in line if not waiter.yields]
+    if not stands:
+        return list(line)
+    head = stands[0]
+    if head.head_since is None:
+        head.head_since = now
+    if now - head.head_since < rules.pass_seconds:
+        return list(line)
+    return [waiter for waiter in line if waiter.yields or waiter is head]
 
 
 class WaitingLine:
@@ -87,10 +102,8 @@ class WaitingLine:
         """Give each waiter whose turn it is a try, from the front, until nothing moves."""
         before = -1
         while self._waiters and len(self._waiters) != before:
-            before, now = len(self._waiters), self._clock()
-            head = self._waiters[0]
-            head.head_since = now if head.head_since is None else head.head_since
-            for waiter in self._waiters[: eligible(self._waiters, now, self._rules)]:
+            before = len(self._waiters)
+            for waiter in plan_tries(self._waiters, self._clock(), self._rules):
                 if not waiter.answer.done():
                     self._attempt(waiter)
             self._waiters = [item for item in self._waiters if not item.answer.done()]

@@ -12,9 +12,8 @@ from node_agent.pool.lifecycle import AdmissionDelayed, AdmissionRefused, Admitt
 from node_agent.pool.memory_side import LoadAdmission, LoadReservation
 
 _FAULT_AGAIN_SECONDS = 1.0
-# A load that waits says what is free when it begins to, and again every so many refusals: each
-# change of the words is a status that somebody writes.
-_REFUSALS_PER_WORDS = 20
+# A load that must wait says soon what it waits for, then stands in line for long.
+_FIRST_WAIT_SECONDS = 1.0
 
 
 class LoadClaim:
@@ -26,7 +25,7 @@ class LoadClaim:
         self._engine, self._admission, self._report = engine, admission, report
         self._asking: asyncio.Task[None] | None = None
         self._held: LoadReservation | None = None
-        self._refusals, self._words = 0, ""
+        self._waits = False
 
     @property
     def held(self) -> bool:
@@ -36,7 +35,8 @@ class LoadClaim:
     def ask(self, need_bytes: int, wait_seconds: float) -> None:
         """Ask in the background; the answer is reported as an event."""
         loop = asyncio.get_running_loop()
-        self._asking = loop.create_task(self._ask(need_bytes, wait_seconds))
+        most_seconds = wait_seconds if self._waits else min(wait_seconds, _FIRST_WAIT_SECONDS)
+        self._asking = loop.create_task(self._ask(need_bytes, most_seconds))
 
     def cancel(self) -> None:
         """Leave the line."""
@@ -59,16 +59,14 @@ class LoadClaim:
             self._report(AdmissionDelayed(words, _FAULT_AGAIN_SECONDS))
             return
         if not isinstance(answer, Refusal):
-            self._held, self._refusals = answer, 0
+            self._held, self._waits = answer, False
             self._report(Admitted())
             return
         words = f"{answer.message} {answer.hint}".strip()
         if answer.retryable is Retryable.LATER or answer.code is Code.QUEUE_FULL:
-            if self._refusals % _REFUSALS_PER_WORDS == 0:
-                self._words = words
-            self._refusals += 1
-            # The next tick puts it at the end of the line.
-            self._report(AdmissionDelayed(self._words, 0.0))
+            self._waits = True
+            # The next tick puts it in line again.
+            self._report(AdmissionDelayed(words, 0.0))
         else:
-            self._refusals = 0
+            self._waits = False
             self._report(AdmissionRefused(words))

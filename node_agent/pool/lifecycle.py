@@ -175,6 +175,11 @@ class AdmissionRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardChanged:
+    """Another memory guard is in force; what was refused for memory may fit now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Spawned:
     """The process exists and its socket is open."""
 
@@ -266,6 +271,7 @@ Event = (
     | Admitted
     | AdmissionDelayed
     | AdmissionRefused
+    | GuardChanged
     | Spawned
     | SpawnFailed
     | HelloSeen

@@ -26,7 +26,7 @@ from node_agent.pool.bulletin import Bulletin
 from node_agent.pool.cache_side import CacheSide
 from node_agent.pool.engine_log import log_file
 from node_agent.pool.leasing import PoolLease, bring_back, take_lease
-from node_agent.pool.lifecycle import Reason
+from node_agent.pool.lifecycle import GuardChanged, Reason
 from node_agent.pool.memory_side import MemorySide
 from node_agent.pool.roster import Roster
 from node_agent.pool.run import SlotTools
@@ -114,6 +114,11 @@ class EnginePool:
             raise TypeError(f"{type(command).__name__} is not the memory side's to send")
         slot = self._roster.get(name)
         return slot is not None and slot.send(command)
+
+    def retry_refused(self) -> None:
+        """Ask again at once for every load that was refused for memory."""
+        for slot in self._roster:
+            slot.handle(GuardChanged())
 
     def on_memory_event(self, callback: Callable[[str, ChunkMeasured | Ask], None]) -> None:
         """Call back with an engine's name and what it measured or asks for, at once."""

@@ -16,10 +16,8 @@ class PoolSettings:
     Units: seconds and bytes. `cache_limit_bytes` 0 lets each engine choose how much freed
     memory MLX keeps. `drain_seconds` is how long rows of an engine that should go may run on.
     `fused` says that engines have Metal's fused attention. `load_wait_seconds` is how long a load
-    stands in line for memory before it goes to the end of the line: shorter than the arbiter lets
-    others pass a head that does not fit, so that a load which waits for long (another model is
-    pinned or busy) never holds up requests. An engine that a request brought back is not unloaded
-    for `minimum_stay_seconds`.
+    stands in line for memory before it says anew what it waits for. An engine that a request
+    brought back is not unloaded for `minimum_stay_seconds`.
     """
 
     log_directory: Path
@@ -32,5 +30,5 @@ class PoolSettings:
     max_log_bytes: int = MAX_LOG_BYTES
     cache_limit_bytes: int = 0
     fused: bool = False
-    load_wait_seconds: float = 1.5
+    load_wait_seconds: float = 120.0
     minimum_stay_seconds: float = 10.0

@@ -17,6 +17,7 @@ from node_agent.pool.lifecycle import (
     Event,
     Evicted,
     Exited,
+    GuardChanged,
     HelloSeen,
     LinkLost,
     LoadedSeen,
@@ -286,6 +287,13 @@ def _retry(state: State, event: Event, now: float, timings: Timings) -> Outcome:
     return _start(state, event, now, timings)
 
 
+def _retry_refused(state: State, event: Event, now: float, timings: Timings) -> Outcome:
+    """The user has just turned the knob that the refusal named, so it is not waited for."""
+    if state.reason != Reason.INSUFFICIENT_MEMORY:
+        return state, ()
+    return _start(state, event, now, timings)
+
+
 Handler = Callable[[State, Event, float, Timings], Outcome]
 
 TABLE: dict[tuple[Phase, type[Event]], Handler] = {
@@ -331,6 +339,7 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.BACKOFF, Tick): _retry,
     (Phase.FAILED, Unwanted): _leave,
     (Phase.FAILED, Tick): _retry,
+    (Phase.FAILED, GuardChanged): _retry_refused,
     (Phase.STOPPED, Woken): _wake,
     (Phase.STOPPED, Unwanted): _leave,
 }

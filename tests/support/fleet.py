@@ -26,7 +26,7 @@ from manifests.wire.status import ApiError
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / ".models" / "smollm2-135m"
 API = "/apis/mlxfleet.dev/v1alpha1"
-START_SECONDS = 60.0
+START_SECONDS = 100.0
 POLL_SECONDS = 0.05
 
 

@@ -58,6 +58,7 @@ def test_memory_of_engines_already_bound_is_not_given_twice() -> None:
 def test_every_other_obstacle_has_its_own_reason() -> None:
     view = fleet(
         node("asleep", ready=False, why_not_ready="the node has stopped renewing its lease"),
+        node("stranded", why_reboot="engine a left 3.00 GiB wired"),
         node("cordoned", schedulable=False),
         node("tainted", taints=(Taint(key="gpu", value="training"),)),
         node("unlabelled"),
@@ -73,6 +74,7 @@ def test_every_other_obstacle_has_its_own_reason() -> None:
     reasons = {item.node: item.reason for item in place(request(), view).candidates}
     assert reasons == {
         "asleep": "NotReady",
+        "stranded": "RebootNeeded",
         "cordoned": "Cordoned",
         "tainted": "Tainted",
         "unlabelled": "",
@@ -81,7 +83,7 @@ def test_every_other_obstacle_has_its_own_reason() -> None:
     }
     assert selective.reason == "SourceMissing"
     assert selective.message.startswith("without: /models/tiny does not exist")
-    assert "4 SelectorMismatch" in selective.message
+    assert "5 SelectorMismatch" in selective.message
 
 
 def test_a_node_can_be_selected_by_its_name() -> None:

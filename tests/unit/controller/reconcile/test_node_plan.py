@@ -6,7 +6,7 @@ from controller.reconcile.leases import NodeHealth
 from controller.reconcile.node_plan import NodeNews, plan_node, plan_releases
 from controller.reconcile.observe import observe_node
 from manifests.engine import ENGINE_FINALIZER, Engine
-from manifests.meta import ConditionStatus, find_condition
+from manifests.meta import Condition, ConditionStatus, find_condition
 from manifests.node import Node, NodeInfo
 from manifests.scheme import parse_object
 
@@ -88,6 +88,17 @@ def test_after_a_controller_restart_a_dead_node_is_not_taken_for_alive() -> None
     assert observe_node(unknown, NodeHealth.FRESH).ready
     assert observe_node(a_node(), NodeHealth.UNPROVEN).ready
     assert not observe_node(a_node(), NodeHealth.EXPIRED).ready
+
+
+def test_placement_hears_that_a_node_must_be_rebooted() -> None:
+    node = a_node()
+    stranded = Condition(
+        type="RebootNeeded", status=ConditionStatus.TRUE, reason="Stranded", message="3 GiB wired"
+    )
+    told = node.status.model_copy(update={"conditions": (*node.status.conditions, stranded)})
+    after = observe_node(node.model_copy(update={"status": told}), NodeHealth.FRESH)
+    assert after.why_reboot == "3 GiB wired"
+    assert not observe_node(node, NodeHealth.FRESH).why_reboot
 
 
 def test_placement_hears_from_the_node_whether_its_engines_are_fused() -> None:

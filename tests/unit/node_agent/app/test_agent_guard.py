@@ -3,11 +3,13 @@
 Monitor, arbiter and enforcer are real; the host's readings and the clock are the test's.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from manifests.engine import EnginePhase
+from manifests.errors import Refusal
 from manifests.guard import MemoryGuardSpec
 from manifests.node import PressureLevel
 from node_agent.engine.messages import Abort, Command, Heartbeat, Loaded
@@ -66,6 +68,7 @@ class Scene:
     host: ScriptedHost
     pool: OneEngine
     guard: Guard
+    arbiter: Arbiter
     acted: list[tuple[float, Action]] = field(default_factory=list)
     levels: list[tuple[float, PressureLevel]] = field(default_factory=list)
 
@@ -74,7 +77,7 @@ class Scene:
         end = self.host.now + seconds
         while self.host.now < end:
             await self.guard.monitor.sample()
-            self.host.now += self.guard.enforcer.poll_seconds
+            self.host.now += self.guard.poll_seconds
 
     @property
     def aborts(self) -> list[tuple[float, str]]:
@@ -92,8 +95,9 @@ def scene(tmp_path: Path, footprint: Callable[[float], int], prompts: int = 1) -
     view = replace(view, making_progress=True, rows=rows, leases=prompts)
     host, pool = ScriptedHost(footprint), OneEngine([view], say([]))
     settings = GuardSettings(tmp_path / "panics.json", clock=lambda: host.now)
-    guard = Guard(host, pool, Arbiter(MemoryGuardSpec()), settings)
-    found = Scene(host, pool, guard)
+    arbiter = Arbiter(MemoryGuardSpec())
+    guard = Guard(host, pool, arbiter, settings)
+    found = Scene(host, pool, guard, arbiter)
     guard.tell(
         GuardListeners(
             acted=lambda action: found.acted.append((host.now, action)),
@@ -152,3 +156,17 @@ async def test_a_machine_that_is_read_again_unlatches_what_the_last_reading_latc
     now.host.footprint = lambda _: int(10.7 * GIB)
     await now.play(25)
     assert not now.guard.health().paused
+
+
+async def test_whoever_waits_for_given_back_bytes_hears_of_them_soon(tmp_path: Path) -> None:
+    """The high-water mark lasts three looks, so looks come faster while somebody waits."""
+    now = scene(tmp_path, lambda at: (9 if at < 1002 else 2) * GIB)
+    await now.play(2.0)
+    usual_seconds = now.guard.poll_seconds
+    waiting = asyncio.create_task(now.arbiter.admit_load("b", 9 * GIB, wait_seconds=60))
+    await asyncio.sleep(0)
+    assert now.guard.poll_seconds < usual_seconds / 2
+    await now.play(usual_seconds + 0.1)
+    await asyncio.sleep(0)
+    assert not isinstance(await waiting, Refusal)
+    assert now.guard.poll_seconds == usual_seconds

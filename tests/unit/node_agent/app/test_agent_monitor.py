@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from manifests.engine import EnginePhase
 from node_agent.engine.messages import Heartbeat, Loaded
 from node_agent.monitor import describe_use
@@ -45,3 +47,14 @@ def test_a_loading_engine_has_no_idle_weights_yet() -> None:
     use = describe_use(view(pid=7), 20)
     assert use is not None
     assert (use.weights_bytes, use.measured_bytes) == (0, 20)
+
+
+def test_a_heartbeat_from_before_the_last_row_ended_does_not_tell_of_an_engine_at_rest() -> None:
+    """Else what it held in mid-prompt would be taken for what it holds while idle."""
+    stale = structs.replace(BEAT, running=1)
+    before, after = (
+        describe_use(view(pid=7, heartbeat=beat, loaded=LOADED), 20) for beat in (stale, BEAT)
+    )
+    assert before is not None
+    assert after is not None
+    assert (before.busy, after.busy) == (True, False)

@@ -228,20 +228,62 @@ async def test_what_fits_later_waits_and_goes_when_memory_is_given_back() -> Non
     assert arbiter.waiting == 0
 
 
+async def prefill_in_line(
+    arbiter: Arbiter, name: str, tokens: int
+) -> "asyncio.Task[Reservation | Refusal]":
+    task = asyncio.create_task(arbiter.admit(ask(name, tokens, 1), wait_seconds=60))
+    before = arbiter.waiting
+    await asyncio.sleep(0)
+    assert arbiter.waiting == before + 1
+    return task
+
+
 async def test_the_line_is_served_in_order_once_its_head_is_impatient() -> None:
     clock = HandClock()
-    arbiter = arbiter_with(clock=clock)
-    first = granted(await load(arbiter, "a", 10))
-    large = await in_line(arbiter, "b", 12)
-    granted(await load(arbiter, "c", 4, 60)).release()
+    arbiter = arbiter_with(engine("a", 1), clock=clock)
+    first = granted(await load(arbiter, "b", 13))
+    large = await prefill_in_line(arbiter, "a", 400_000)
+    granted(await arbiter.admit(ask("a"), wait_seconds=60)).release()
     clock.now = 5.0
-    late = await in_line(arbiter, "d", 4)
-    arbiter.observe(HOST, ())
+    late = await prefill_in_line(arbiter, "a", 1000)
+    arbiter.observe(HOST, (engine("a", 1),))
     await asyncio.sleep(0)
     assert not late.done()
     first.release()
     granted(await large)
     granted(await late)
+
+
+@pytest.mark.parametrize("room_comes", [True, False])
+async def test_a_load_holds_the_line_only_while_room_is_made_for_it(room_comes: bool) -> None:
+    """Else one that waits for a pinned or busy model would shut the node to small requests."""
+    clock = HandClock()
+    arbiter = arbiter_with(engine("a", 1), clock=clock)
+    arbiter.room = Rooms(enough=room_comes)
+    first = granted(await load(arbiter, "b", 10))
+    waiting = await in_line(arbiter, "c", 12)
+    clock.now = 5.0
+    small = asyncio.create_task(arbiter.admit(ask("a"), wait_seconds=60))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert small.done() is not room_comes
+    first.release()
+    granted(await small).release()
+    granted(await waiting)
+
+
+async def test_a_load_that_waits_does_not_hide_an_impatient_request_behind_it() -> None:
+    clock = HandClock()
+    arbiter = arbiter_with(engine("a", 1), clock=clock)
+    first = granted(await load(arbiter, "b", 13))
+    waiting = await in_line(arbiter, "c", 16)
+    large = await prefill_in_line(arbiter, "a", 400_000)
+    clock.now = 5.0
+    late = await prefill_in_line(arbiter, "a", 1000)
+    first.release()
+    granted(await large)
+    granted(await late)
+    waiting.cancel()
 
 
 async def test_a_waiter_that_leaves_holds_nothing() -> None:

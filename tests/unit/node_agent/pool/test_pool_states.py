@@ -13,6 +13,7 @@ from node_agent.pool.lifecycle import (
     Effect,
     Evicted,
     Exited,
+    GuardChanged,
     HelloSeen,
     LinkLost,
     LoadedSeen,
@@ -42,6 +43,7 @@ EVENTS = [
     Admitted(),
     AdmissionDelayed("another model loads", 1.0),
     AdmissionRefused("needs 9 GiB"),
+    GuardChanged(),
     Spawned(),
     SpawnFailed("no python"),
     HelloSeen(),
@@ -125,6 +127,14 @@ def test_every_pair_leads_where_the_table_says(pair):
         return
     expected_phase, expected_effects = EXPECTED[phase, type(event)]
     assert (after.phase, list(effects)) == (expected_phase, expected_effects)
+
+
+def test_another_guard_lets_a_load_refused_for_memory_ask_again_at_once():
+    refused, _ = transition(at(Phase.ADMITTING), AdmissionRefused("needs 9 GiB"), NOW)
+    again, effects = transition(refused, GuardChanged(), NOW + 1)
+    assert (again.phase, effects) == (Phase.RESOLVING, (E.RESOLVE,))
+    broken = replace(refused, reason="LoadFailed")
+    assert transition(broken, GuardChanged(), NOW + 1) == (broken, ())
 
 
 @pytest.mark.parametrize("phase", [Phase.BACKOFF, Phase.FAILED, Phase.DRAINING, Phase.STOPPING])
