@@ -167,7 +167,8 @@ class Runtime:
             if isinstance(command, CacheLimits) and self._store is not None:
                 self._store.resize(command)
             events += _obey(scheduler, command)
-        if scheduler.busy:
+        worked = scheduler.busy
+        if worked:
             self._show(time.monotonic())
             events += scheduler.step()
         self._steps += 1
@@ -180,6 +181,8 @@ class Runtime:
             events += told
         if events:
             self._emit(events)
+        if worked and not scheduler.busy:
+            self._give_back()
         return True
 
     def _show(self, started_seconds: float | None) -> None:
