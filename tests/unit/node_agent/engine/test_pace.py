@@ -95,7 +95,7 @@ def test_a_long_context_bounds_a_shorter_one_that_was_not_measured():
 def test_the_time_for_feeding_covers_the_decode_step_under_way_and_grows_with_slow_ones():
     assert Pace().feed_seconds == FEED_SECONDS
     assert decoding(0.1).feed_seconds == pytest.approx(0.1 + FEED_SECONDS)
-    assert decoding(0.4).feed_seconds == pytest.approx(2 * 0.4)
+    assert decoding(0.6).feed_seconds == pytest.approx(2 * 0.6)
 
 
 def test_one_slow_decode_step_gives_feeding_hardly_more_time():
@@ -109,7 +109,7 @@ def test_without_time_nothing_fits_but_the_first_chunk_is_never_empty():
 
 
 def test_parts_up_to_a_step_boundary_are_of_equal_width():
-    pace = Pace().fed(0, 100, 0.249)
+    pace = Pace().fed(0, 100, 0.498)
     widths, held = [], 0
     while held < 256:
         width = min(plan(pace, held), 256 - held)

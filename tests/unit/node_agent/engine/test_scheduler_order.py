@@ -106,7 +106,7 @@ def test_once_nobody_decodes_chunks_are_whole_again():
 
 
 def test_slow_decode_steps_give_feeding_more_time():
-    slow, fast = with_running(decode_seconds=0.5), with_running(decode_seconds=0.02)
+    slow, fast = with_running(decode_seconds=1.0), with_running(decode_seconds=0.02)
     for engine in (slow, fast):
         engine.runner.token_seconds = 0.01
         engine.submit(row("long", 1025))
