@@ -56,4 +56,7 @@ def test_rows_start_from_each_other_and_hold_their_own_tokens(turns, block_token
         # Later rows may end at a block that is there without a snapshot, and stays so.
         if budget >= 1 << 20 and number == 0:
             assert again.cached_tokens == len(fed)
+        for token in (999, 998):
+            feed(rows.model, again.caches, [token])
+            check(again.caches, [*fed, *range(999, token - 1, -1)])
     mx.clear_cache()

@@ -135,6 +135,11 @@ def test_a_snapshot_is_only_cut_where_the_row_stands(model, codec, end):
         codec.cut(fed(model, range(8)), 0, end, snapshot=True)
 
 
+def test_tokens_that_were_not_fed_are_not_cut_from_spare_room(model, codec):
+    with pytest.raises(RestoreError, match="a cache at 8 tokens holds no block up to 9"):
+        codec.cut(fed(model, range(8)), 0, 9, snapshot=False)
+
+
 def edit_tensor(found: Block, name: str, **fields: object) -> Block:
     tensors = tuple(
         dataclasses.replace(one, **fields) if one.name == name else one for one in found.tensors
@@ -165,39 +170,64 @@ def moved(found: Block) -> Block:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "reason"),
     [
-        pytest.param(lambda x: without(x, "0.t0"), id="a tensor is missing"),
-        pytest.param(lambda x: without(x, "3.s0"), id="an array of a state is missing"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", dtype="BF16"), id="its type is smaller"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", dtype="I32"), id="its type is another"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", dtype="C64"), id="its type is unknown"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", shape=(1, 4, 8, 2)), id="other heads"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", shape=(1, 2, 7, 4)), id="no such shape"),
-        pytest.param(lambda x: edit_tensor(x, "0.t0", data=b"\0" * 31), id="odd bytes"),
-        pytest.param(lambda x: edit_record(x, 0, cache_class="Other"), id="another class"),
-        pytest.param(lambda x: edit_record(x, 3, cache_class="Other"), id="another window"),
-        pytest.param(lambda x: edit_record(x, 3, present=False), id="no snapshot"),
-        pytest.param(lambda x: edit_record(x, 3, skeleton="{"), id="no JSON"),
-        pytest.param(lambda x: edit_record(x, 3, skeleton="[1, 2]"), id="another state"),
-        pytest.param(lambda x: edit_record(x, 3, skeleton="3"), id="no state"),
-        pytest.param(lambda x: edit_record(x, 1, skeleton='[{"x":1},1,1]'), id="no mark"),
-        pytest.param(shorter, id="fewer layers"),
-        pytest.param(moved, id="a window that stands elsewhere"),
+        pytest.param(
+            lambda x: without(x, "0.t0"), "there is no tensor 0.t0", id="a tensor is missing"
+        ),
+        pytest.param(
+            lambda x: without(x, "3.s0"),
+            "there is no tensor 3.s0",
+            id="an array of a state is missing",
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", dtype="BF16"), "layer", id="its type is smaller"
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", dtype="I32"),
+            "a block holds a KVCache of I32",
+            id="its type is another",
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", dtype="C64"),
+            "unknown type C64",
+            id="its type is unknown",
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", shape=(1, 4, 8, 2)), "of F32:4x2", id="other heads"
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", shape=(1, 2, 7, 4)), "layer", id="no such shape"
+        ),
+        pytest.param(lambda x: edit_tensor(x, "0.t0", data=b"\0" * 31), "layer", id="odd bytes"),
+        pytest.param(lambda x: edit_record(x, 0, cache_class="Other"), "layer", id="another class"),
+        pytest.param(
+            lambda x: edit_record(x, 3, cache_class="Other"), "layer", id="another window"
+        ),
+        pytest.param(
+            lambda x: edit_record(x, 3, present=False), "holds no RotatingKVCache", id="no snapshot"
+        ),
+        pytest.param(lambda x: edit_record(x, 3, skeleton="{"), "layer", id="no JSON"),
+        pytest.param(lambda x: edit_record(x, 3, skeleton="[1, 2]"), "layer", id="another state"),
+        pytest.param(lambda x: edit_record(x, 3, skeleton="3"), "layer", id="no state"),
+        pytest.param(lambda x: edit_record(x, 1, skeleton='[{"x":1},1,1]'), "layer", id="no mark"),
+        pytest.param(shorter, "layer", id="fewer layers"),
+        pytest.param(moved, "stands at 9, not at 8", id="a window that stands elsewhere"),
     ],
 )
 def test_a_block_that_does_not_fit_is_an_error_of_one_kind(
-    model, codec, spoil: Callable[[Block], Block]
+    model, codec, spoil: Callable[[Block], Block], reason: str
 ):
     good = block(codec, fed(model, range(8)), 0, 8).block
     codec.build([loaded(good)], 8)
-    with pytest.raises(RestoreError, match="layer"):
+    with pytest.raises(RestoreError, match=reason):
         codec.build([loaded(spoil(good))], 8)
 
 
 def test_blocks_of_another_length_than_asked_for_are_refused(model, codec):
     good = block(codec, fed(model, range(8)), 0, 8)
-    for blocks, tokens in (([good], 9), ([good, good], 8), ([], 0)):
+    long = loaded(good.block, 9)
+    for blocks, tokens in (([good], 9), ([long], 9), ([good, good], 8), ([], 0)):
         with pytest.raises(RestoreError):
             codec.build(blocks, tokens)
 
@@ -215,6 +245,12 @@ def test_caches_of_another_model_are_not_cut(model, codec):
     swapped = list(reversed(fed(model, range(8))))
     with pytest.raises(RestoreError, match="layer 0 is a ChunkedKVCache"):
         codec.cut(swapped, 0, 8, snapshot=True)
+
+
+def test_a_block_holds_its_own_tokens_and_no_more(model, codec):
+    found = block(codec, fed(model, range(8)), 4, 6, snapshot=False).block
+    assert [one.shape[2] for one in found.tensors] == [2, 2, 2, 2]
+    assert found.payload_bytes == 2 * codec.layout.token_bytes
 
 
 def test_what_a_block_holds_is_written_down(model, codec):
