@@ -42,7 +42,7 @@ def dtype_name(array: mx.array) -> str:
 def to_bytes(name: str, array: mx.array) -> TensorBytes:
     """Return an array as it lies in memory; contiguous ones are copied once."""
     flat = array.reshape(-1)
-    raw = bytes(memoryview(flat.view(mx.uint8))) if flat.size else b""  # type: ignore[arg-type]
+    raw = bytes(memoryview(flat.view(mx.uint8)))  # type: ignore[arg-type]
     return TensorBytes(name, dtype_name(array), tuple(array.shape), raw)
 
 
@@ -60,10 +60,7 @@ class BlockArrays:
         if found.dtype not in _DTYPES:
             raise RestoreError(f"tensor {name} is of unknown type {found.dtype}")
         dtype = _DTYPES[found.dtype]
-        data = memoryview(found.data)
-        if not data.nbytes:
-            return mx.zeros(found.shape, dtype)
-        raw = mx.array(data.cast("B"))  # type: ignore[arg-type]
+        raw = mx.array(memoryview(found.data).cast("B"))  # type: ignore[arg-type]
         return raw.view(dtype).reshape(found.shape)
 
 
@@ -92,5 +89,8 @@ def dress(state: Any, arrays: BlockArrays, prefix: str) -> Any:
 
 
 def signature(arrays: Iterable[mx.array]) -> str:
-    """Return what arrays of (row, head, token, width) have in common at any length."""
+    """Return what arrays of (row, head, token, width) have in common at any length.
+
+    Quantized ones tell their bits by the first width and their groups by that of the scales.
+    """
     return ",".join(f"{dtype_name(one)}:{one.shape[1]}x{one.shape[3]}" for one in arrays)

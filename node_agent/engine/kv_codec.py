@@ -21,6 +21,7 @@ from node_agent.engine.kv_bytes import (
     BlockArrays,
     RestoreError,
     dress,
+    signature,
     strip,
     to_bytes,
 )
@@ -31,7 +32,6 @@ from node_agent.engine.kv_layers import (
     flatten,
     set_tokens,
     token_arrays,
-    token_detail,
 )
 from node_agent.kvcache.block import LayerRecord, TensorBytes
 from node_agent.kvcache.layer_kinds import CacheLayout, LayerDescriptor, LayerKind
@@ -92,8 +92,6 @@ class KvCodec:
 
         Raises: RestoreError when a block does not fit the model.
         """
-        if not blocks:
-            raise RestoreError("there are no blocks")
         caches: list[Any] = make_prompt_cache(self._model)
         opened = [(one, BlockArrays(one.block)) for one in blocks]
         flat = flatten(caches)
@@ -132,8 +130,6 @@ def _cut_tokens(cache: Any, start_tokens: int, end_tokens: int) -> dict[str, mx.
     if cache.offset < end_tokens:
         what = f"up to {end_tokens}"
         raise RestoreError(f"a cache at {cache.offset} tokens holds no block {what}")
-    if arrays[0].shape[0] != 1:
-        raise RestoreError(f"a cache of {arrays[0].shape[0]} rows is no row's cache")
     span = slice(start_tokens, end_tokens)
     return {f"t{at}": mx.contiguous(one[:, :, span]) for at, one in enumerate(arrays)}
 
@@ -155,7 +151,7 @@ def _fill(cache: Any, known: LayerDescriptor, parts: Sequence[_Part], tokens: in
     taken = []
     for part in parts:
         arrays = [part.array(f"t{at}") for at in range(array_count(cache))]
-        found = token_detail(cache, arrays)
+        found = signature(arrays)
         if found != known.detail or part.record.cache_class != known.cache_class:
             what = f"{part.record.cache_class} of {found}"
             raise RestoreError(

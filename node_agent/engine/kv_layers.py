@@ -44,7 +44,7 @@ def describe(cache: Any) -> LayerDescriptor:
     name = type(cache).__name__
     if type(cache) in _BY_TOKEN:
         arrays = token_arrays(cache)
-        detail = token_detail(cache, arrays)
+        detail = signature(arrays)
         return LayerDescriptor(LayerKind.SLICEABLE, name, detail, token_bytes=_token_bytes(arrays))
     arrays = []
     strip(counted_state(cache), arrays)
@@ -80,13 +80,6 @@ def token_arrays(cache: Any) -> list[mx.array]:
 def array_count(cache: Any) -> int:
     """Return how many arrays `token_arrays` gives; quantized ones have scales and biases."""
     return 6 if isinstance(cache, QuantizedKVCache) else 2
-
-
-def token_detail(cache: Any, arrays: Sequence[mx.array]) -> str:
-    """Return what all tokens' arrays have in common. Shapes: (row, head, token, width)."""
-    if isinstance(cache, QuantizedKVCache):
-        return f"{signature(arrays)};{cache.bits} bits in groups of {cache.group_size}"
-    return signature(arrays)
 
 
 def set_tokens(cache: Any, parts: Sequence[Sequence[mx.array]], tokens: int) -> None:
