@@ -37,7 +37,12 @@ class Ended:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNode]:
     with guarded_node(tmp_path_factory.mktemp("aborts"), ram=RAM) as running:
-        running.serve(tiny_model("llama", context=16384, hidden=256), prefill={"chunkTokens": 256})
+        # Pinned, as an engine that has just become idle may leave under such pressure.
+        running.serve(
+            tiny_model("llama", context=16384, hidden=256),
+            prefill={"chunkTokens": 256},
+            keep={"pinned": True},
+        )
         yield running
 
 

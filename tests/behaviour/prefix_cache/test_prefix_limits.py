@@ -34,8 +34,9 @@ def prompts() -> list[list[int]]:
     return [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5"])
-@pytest.mark.parametrize("chunk_tokens", [16, 64, 256])
+@pytest.mark.parametrize(
+    ("name", "chunk_tokens"), [("llama", 16), ("gemma3_text", 64), ("qwen3_5", 256)]
+)
 def test_rows_in_a_batch_say_the_same_warm_as_cold(name, chunk_tokens):
     """Others of the batch start cold, warm and part-way; the tail of a chunk differs."""
     model = tiny_model(name)
