@@ -86,6 +86,8 @@ def test_a_last_block_may_be_taken_in_part_where_all_is_by_token():
     first, last = (block(codec, caches, at, at + 8, snapshot=False) for at in (0, 8))
     (cache,) = codec.build([first, loaded(last.block, 7)], 15)
     assert held(cache) == list(range(15))
+    with pytest.raises(RestoreError, match="a block holds 8 of 9 tokens"):
+        codec.build([first, loaded(last.block, 9)], 17)
 
 
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 512])
