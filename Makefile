@@ -21,8 +21,10 @@ models: $(STAMP)
 demo: models
 	@$(BIN)/python scripts/demo.py
 
+# Two files at a time: most tests wait for processes of their own. WORKERS=0 runs them in this one.
+WORKERS ?= 2
 test: models
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
