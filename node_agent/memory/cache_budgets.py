@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manifests.cache_budget import CacheBudget, CacheBudgetSpec
-from manifests.times import parse_time
 from node_agent.engine.messages import CacheLimits, CacheSettings
+from node_agent.memory.selecting import select_by_labels
 from node_agent.pool.cache_side import CacheTerms
 
 # Room for the hot tier moves by the byte; sending every move would only make noise.
@@ -41,25 +41,13 @@ class HotUse:
     share_bytes: int
 
 
-def _precedence(budget: CacheBudget) -> tuple[int, float, str]:
-    """Order budgets: those that name labels first, then the newest, then by name."""
-    created = parse_time(budget.metadata.creation_timestamp or "") or 0.0
-    return (len(budget.spec.node_selector), created, budget.metadata.name or "")
-
-
 def choose_budget(
     budgets: Iterable[CacheBudget], labels: Mapping[str, str], default: CacheBudgetSpec
 ) -> FollowedBudget:
-    """Return the budget that selects a node by its labels, or the default; as `choose_guard`."""
-    matching = [
-        budget
-        for budget in budgets
-        if budget.metadata.deletion_timestamp is None
-        and all(labels.get(key) == value for key, value in budget.spec.node_selector.items())
-    ]
-    if not matching:
+    """Return the budget that selects a node by its labels, or the default."""
+    chosen = select_by_labels(budgets, labels)
+    if chosen is None:
         return FollowedBudget("", default)
-    chosen = max(matching, key=_precedence)
     return FollowedBudget(chosen.metadata.name or "", chosen.spec)
 
 

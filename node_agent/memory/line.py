@@ -71,19 +71,16 @@ class Waiter:
 
 
 def plan_tries(line: Sequence[Waiter], now: float, rules: LineRules) -> list[Waiter]:
-    """Return who may be tried now, from the front; one alone once the head is impatient.
-
-    Mutates: the head's `head_since`, when it has just come to the front.
-    """
-    stands = [waiter for waiter in line if not waiter.yields]
-    if not stands:
-        return list(line)
-    head = stands[0]
-    if head.head_since is None:
-        head.head_since = now
-    if now - head.head_since < rules.pass_seconds:
+    """Return who may be tried now, from the front; nobody passes an impatient head. Pure."""
+    head = find_head(line)
+    if head is None or head.head_since is None or now - head.head_since < rules.pass_seconds:
         return list(line)
     return [waiter for waiter in line if waiter.yields or waiter is head]
+
+
+def find_head(line: Sequence[Waiter]) -> Waiter | None:
+    """Return the first whom others wait behind, or None."""
+    return next((waiter for waiter in line if not waiter.yields), None)
 
 
 class WaitingLine:
@@ -102,8 +99,11 @@ class WaitingLine:
         """Give each waiter whose turn it is a try, from the front, until nothing moves."""
         before = -1
         while self._waiters and len(self._waiters) != before:
-            before = len(self._waiters)
-            for waiter in plan_tries(self._waiters, self._clock(), self._rules):
+            before, now = len(self._waiters), self._clock()
+            head = find_head(self._waiters)
+            if head is not None and head.head_since is None:
+                head.head_since = now
+            for waiter in plan_tries(self._waiters, now, self._rules):
                 if not waiter.answer.done():
                     self._attempt(waiter)
             self._waiters = [item for item in self._waiters if not item.answer.done()]
