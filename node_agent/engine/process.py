@@ -143,7 +143,9 @@ class EngineSocket(asyncio.Protocol):
             return
         self._exit_code = code
         self._loop.call_later(FLUSH_SECONDS, self._transport.abort)
-        self._transport.close()
+        # Half open until the agent closes too: were it to write to a closed socket, it would be
+        # told of that and never read our last words.
+        self._transport.write_eof()
 
 
 def import_keeping_file_limit(module: str) -> ModuleType:

@@ -61,6 +61,9 @@ class BareEngine:
                 event = decode_event(body)
                 self.seen.append(event)
                 yield event
+        # The engine waits for our side to close before it leaves.
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
 
     def _receive(self) -> bytes:
         try:

@@ -135,6 +135,7 @@ class _Engine(asyncio.Protocol):
         self.steps = 0
         self.stalled_at: float | None = None
         self.muted = False
+        self.exit_code = 5
         self.loop = asyncio.get_running_loop()
         self.work = asyncio.Event()
 
@@ -144,7 +145,7 @@ class _Engine(asyncio.Protocol):
         self.beat()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        os._exit(5)
+        os._exit(self.exit_code)
 
     def send(self, *events: Event) -> None:
         self.transport.write(b"".join(frame(encode(event)) for event in events))
@@ -237,7 +238,8 @@ class _Engine(asyncio.Protocol):
         await asyncio.sleep(SCRIPT.load_seconds)
         if SCRIPT.load_failed:
             self.send(LoadFailed(message=SCRIPT.load_failed))
-            self.loop.call_soon(os._exit, 3)
+            self.exit_code = 3
+            self.transport.write_eof()
             await asyncio.sleep(60)
         self.send(
             Loading(done_bytes=100, total_bytes=100),

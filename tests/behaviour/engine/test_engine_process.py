@@ -17,6 +17,7 @@ from node_agent.engine.messages import (
     Failed,
     Finished,
     Hello,
+    Limits,
     Load,
     LoadFailed,
     PrefillProgress,
@@ -137,6 +138,16 @@ def test_a_directory_that_cannot_load_is_told_in_words(tmp_path, spoil, words):
     failed = engine.await_event(LoadFailed)
     assert words in failed.message
     assert engine.stop() != 0
+
+
+def test_an_engine_that_leaves_takes_what_it_is_sent_until_we_close_too(tmp_path):
+    """Else an agent that writes just then is told of a closed socket and never reads why."""
+    engine = BareEngine()
+    engine.send(Load(model_path=str(tmp_path)))
+    while engine.socket.recv(1 << 16):
+        pass
+    engine.send(Limits(), Limits())
+    assert engine.stop() == 3
 
 
 def test_half_precision_experts_on_a_cpu_fail_at_load_with_the_remedy(tmp_path):
