@@ -5,6 +5,7 @@ model through the gateway, shows the fleet, and stops everything. KEEP=1 leaves 
 """
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,6 +104,9 @@ def main() -> None:
     finally:
         if not (keep and done):
             stop_fleet(fleet)
+    if not keep:
+        # After a failure it stays, for its logs.
+        shutil.rmtree(data)
     seconds = time.monotonic() - started
     print(f"\nDone in {seconds:.0f} s. Next: README.md, examples/, `make test`.")
 
