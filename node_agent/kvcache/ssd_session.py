@@ -29,7 +29,7 @@ class Session:
     _numbers: "count[int]" = field(default_factory=count)
 
     def next_number(self) -> int:
-        """Return a number not used before in this session."""
+        """Return a number not used before since the directory was opened."""
         return next(self._numbers)
 
     def next_temporary(self) -> str:

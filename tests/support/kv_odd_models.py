@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.support.kv_rows import tiny
 from tests.support.tiny_build import draw
+from tests.support.tiny_configs import tiny_config
 
 _SHARED = {
     "hidden_size": 64,
@@ -46,24 +47,9 @@ LISTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "deepseek_v32": {
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 32,
-        "moe_layer_freq": 1,
-        "first_k_dense_replace": 1,
-        "n_shared_experts": 1,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
-        "norm_topk_prob": True,
+        **tiny_config("deepseek_v3", layers=4, hidden=64, context=4096),
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "kv_lora_rank": 32,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
         "index_head_dim": 16,
         "index_n_heads": 2,
         "index_topk": 32,
@@ -74,7 +60,7 @@ LISTS: dict[str, dict[str, Any]] = {
 def list_model(name: str) -> nn.Module:
     """Return a random model whose layers keep lists of caches."""
     architecture = importlib.import_module(f"mlx_lm.models.{name}")
-    config = {"model_type": name, **_SHARED, **LISTS[name]}
+    config = {**_SHARED, **LISTS[name], "model_type": name}
     mx.random.seed(0)
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
     drawn = [

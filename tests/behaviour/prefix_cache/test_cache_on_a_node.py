@@ -68,14 +68,9 @@ def ask(fleet: Fleet, question: str, key: str = "none", **fields: Any) -> tuple[
     }
     headers = {"authorization": f"Bearer {key}"}
 
-    def answered() -> httpx.Response | None:
-        url = fleet.url + "/v1/completions"
-        found = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
-        # The gateway may hear a moment later than we that the engine is ready.
-        assert found.status_code in {200, 503}, found.text
-        return found if found.status_code == 200 else None
-
-    answer: httpx.Response = eventually(answered, "the model answers", 15)
+    url = fleet.url + "/v1/completions"
+    answer = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
     found = answer.json()
     details = found["usage"]["prompt_tokens_details"]
     return found["choices"][0]["text"], int(details["cached_tokens"])

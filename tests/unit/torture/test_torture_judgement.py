@@ -166,6 +166,6 @@ def test_the_memory_controller_of_both_versions_is_found() -> None:
     )
     found = [(str(path), files) for path, files in parse_mounts(mounts)]
     assert found == [("/sys/fs/cgroup/memory", V1), ("/sys/fs/cgroup/unified", V2)]
-    own = "4:memory:/work/a\n3:cpuset:/\n0::/user.slice\n"
-    assert parse_own_path(own, V1) == "work/a"
+    own = "4:memory:/jobs/a\n3:cpuset:/\n0::/user.slice\n"
+    assert parse_own_path(own, V1) == "jobs/a"
     assert parse_own_path(own, V2) == "user.slice"
