@@ -5,11 +5,11 @@ memory ledger by whoever set the capacity.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, StoredBlock, Tier, stored
+from manifests.wire.prefix_chain import CUT_TOKENS, PrefixChain
+from node_agent.kvcache.block import Block, CutBlock, StoredBlock, Tier, stored
 from node_agent.kvcache.restore_plan import wanted_digests
 from node_agent.kvcache.stats import StatsCounter
 
@@ -22,6 +22,7 @@ class HotTier:
         self._stats = stats
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
         self._children: dict[bytes, set[bytes]] = {}
+        self._cuts: dict[bytes, set[bytes]] = {}
         self._pins: Counter[bytes] = Counter()
         self._used_bytes = 0
 
@@ -51,9 +52,23 @@ class HotTier:
             for name in names
         )
 
+    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
+        """Return a block with the last of these cuts that any has; see `wanted_cuts`."""
+        for number in range(len(cuts), 0, -1):
+            for digest in self._cuts.get(cuts[number - 1], ()):
+                block = self._blocks[digest]
+                found = stored(block.header, block.payload_bytes, Tier.HOT)
+                return CutBlock(found, number * CUT_TOKENS)
+        return None
+
     def get(self, digest: bytes) -> Block | None:
         """Return a block without noting its use; `pinned` does that for a whole restore."""
         return self._blocks.get(digest)
+
+    def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is here, with all these snapshots."""
+        block = self._blocks.get(digest)
+        return block is not None and block.header.snapshot_mask & snapshot_mask == snapshot_mask
 
     def names(self, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
         """Return the full blocks that carry all these snapshots."""
@@ -65,21 +80,26 @@ class HotTier:
         )
 
     def put(self, block: Block) -> bool:
-        """Keep a block as the most recently used; False when there is no room for it."""
-        digest, size_bytes = block.header.digest, block.payload_bytes
-        if digest in self._blocks:
+        """Keep a block as the most recently used; False when there is no room for it.
+
+        It takes the place of one with the same name that lacks a snapshot it has.
+        """
+        digest, other = block.header.digest, self._blocks.get(block.header.digest)
+        if other is not None and not block.header.snapshot_mask & ~other.header.snapshot_mask:
             self._blocks.move_to_end(digest)
             return True
-        if size_bytes > self._capacity_bytes:
+        if block.payload_bytes > self._capacity_bytes:
             return False
-        self._blocks[digest] = block
-        self._children.setdefault(block.header.parent, set()).add(digest)
-        self._used_bytes += size_bytes
+        if other is not None:
+            self._remove(digest)
+        self._enter(block)
         with self.pinned([digest, block.header.parent]):
             self._shrink()
-        if self._used_bytes > self._capacity_bytes:
-            self._remove(digest)  # all else is pinned
-        return digest in self._blocks
+        if self._used_bytes > self._capacity_bytes:  # all else is pinned
+            self._remove(digest)
+            if other is not None:
+                self._enter(other)
+        return self._blocks.get(digest) is block
 
     @contextmanager
     def pinned(self, digests: Iterable[bytes]) -> Iterator[None]:
@@ -129,10 +149,23 @@ class HotTier:
         needed_by = self._children.get(digest, ())
         return not any(self._blocks[child].header.needs_parent for child in needed_by)
 
+    def _enter(self, block: Block) -> None:
+        header = block.header
+        self._blocks[header.digest] = block
+        self._children.setdefault(header.parent, set()).add(header.digest)
+        for cut in header.cuts:
+            self._cuts.setdefault(cut, set()).add(header.digest)
+        self._used_bytes += block.payload_bytes
+
     def _remove(self, digest: bytes) -> None:
         block = self._blocks.pop(digest)
-        siblings = self._children[block.header.parent]
-        siblings.discard(digest)
-        if not siblings:
-            del self._children[block.header.parent]
+        _drop(self._children, block.header.parent, digest)
+        for cut in block.header.cuts:
+            _drop(self._cuts, cut, digest)
         self._used_bytes -= block.payload_bytes
+
+
+def _drop(names: dict[bytes, set[bytes]], key: bytes, digest: bytes) -> None:
+    names[key].discard(digest)
+    if not names[key]:
+        del names[key]

@@ -7,14 +7,14 @@ opens the tier. All engines of a node may share one directory.
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import structlog
 
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, StoredBlock
+from node_agent.kvcache.block import Block, BlockHeader, CutBlock, StoredBlock
 from node_agent.kvcache.block_file import flush_to_drive, read_file, write_new
 from node_agent.kvcache.block_format import (
     BlockError,
@@ -67,10 +67,16 @@ class SsdStore:
                 return session.index.find(*wanted_digests(chain), chain.block_tokens)
         return ()
 
-    def contains(self, digest: bytes) -> bool:
-        """Return whether a block is stored."""
+    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
+        """Return a block that a sequence could start from in its middle; see `wanted_cuts`."""
         with self.link.guarded() as session:
-            return session is not None and session.index.contains(digest)
+            return session.index.find_cut(cuts) if session is not None and cuts else None
+        return None
+
+    def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is stored, with all these snapshots."""
+        with self.link.guarded() as session:
+            return session is not None and session.index.contains(digest, snapshot_mask)
         return False
 
     @contextmanager
@@ -123,6 +129,7 @@ class SsdStore:
     def put(self, block: Block) -> PutOutcome:
         """Store a block, evicting others if need be.
 
+        It takes the place of one with the same name that lacks a snapshot it has.
         Raises: ValueError when the block's tensors are not what they state.
         """
         if not self.link.may_write():
