@@ -67,7 +67,7 @@ class PrefixCache:
         self._codec = codec
         self._tiers = store.tiers((fingerprint, codec.layout))
         self._done: deque[_Done] = deque()
-        self._chains: OrderedDict[str, PrefixChain] = OrderedDict()
+        self._chains: OrderedDict[str, tuple[Generate, PrefixChain]] = OrderedDict()
 
     def plan(self, command: Generate) -> PrefixPlan:
         """Return what a request's prompt could start from now, and what it would compute."""
@@ -94,10 +94,11 @@ class PrefixCache:
 
     def chain(self, command: Generate) -> PrefixChain:
         """Return the names of a prompt's blocks."""
-        chain = self._chains.get(command.request_id)
-        if chain is None:
+        named, chain = self._chains.get(command.request_id, (None, None))
+        # The very same command: an id may come again with another prompt, whose names differ.
+        if chain is None or named is not command:
             chain = self.name(command, command.prompt)
-            self._chains[command.request_id] = chain
+            self._chains[command.request_id] = (command, chain)
             if len(self._chains) > _CHAINS_KEPT:
                 self._chains.popitem(last=False)
         return chain

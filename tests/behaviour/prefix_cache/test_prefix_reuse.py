@@ -56,7 +56,8 @@ def test_a_repeat_feeds_one_token_and_a_next_turn_only_what_is_new(model, tmp_pa
         assert cached_tokens(later) >= 607
         other = run(engine, "branch", branch)
         assert ids(other) == expected_branch
-        assert cached_tokens(other) in (512, 530)
+        # Plain KV is cut in the middle of a block.
+        assert cached_tokens(other) in (512, 528)
 
 
 def test_a_restarted_engine_starts_from_the_disk(model, tmp_path):
