@@ -196,3 +196,29 @@ def test_cuts_of_evicted_blocks_are_gone(disk) -> None:
     disk.store.put(made(0))
     assert tiers_over(disk).restore(NEW).tokens == SIZE
     assert wanted(NEW, 0).proof == wanted(OLD, 0).proof
+
+
+def test_a_whole_block_that_ends_deeper_than_a_cut_is_preferred() -> None:
+    prompt = chain(*range(2 * SIZE + 22), 900, 901, block_tokens=SIZE)
+    present = [
+        stored(made(n, tokens=t).header, 1, Tier.SSD) for n, t in ((0, 64), (1, 64), (2, 22))
+    ]
+    cut = CutBlock(present[2], 16)
+    plan = plan_restore(prompt, DENSE, present, [cut])
+    assert (plan.tokens, plan.blocks[-1].cut_tokens) == (2 * SIZE + 22, 0)
+
+
+def test_a_block_that_cannot_be_read_though_the_index_has_it_is_tried_once(
+    disk, monkeypatch
+) -> None:
+    asked: list[bytes] = []
+    second = OLD.digests[1]
+    get = disk.store.get
+
+    def unreadable(expected):
+        asked.append(expected.digest)
+        return None if expected.digest == second else get(expected)
+
+    monkeypatch.setattr(disk.store, "get", unreadable)
+    assert tiers_over(disk).restore(NEW).tokens == SIZE
+    assert asked.count(second) == 1
