@@ -4,13 +4,13 @@ Owns the blocks it holds; one thread calls it, the engine's. Its bytes are count
 memory ledger by whoever set the capacity.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from manifests.wire.prefix_chain import CUT_TOKENS, PrefixChain
-from node_agent.kvcache.block import Block, CutBlock, StoredBlock, Tier, stored
-from node_agent.kvcache.restore_plan import wanted_digests
+from manifests.wire.prefix_chain import PrefixChain
+from node_agent.kvcache.block import Block, CutBlock, StoredBlock
+from node_agent.kvcache.hot_shelf import HotShelf
 from node_agent.kvcache.stats import StatsCounter
 
 
@@ -20,16 +20,14 @@ class HotTier:
     def __init__(self, capacity_bytes: int, stats: StatsCounter) -> None:
         self._capacity_bytes = capacity_bytes
         self._stats = stats
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
-        self._children: dict[bytes, set[bytes]] = {}
-        self._cuts: dict[bytes, set[bytes]] = {}
+        self._shelf = HotShelf()
+        self._blocks = self._shelf.blocks
         self._pins: Counter[bytes] = Counter()
-        self._used_bytes = 0
 
     @property
     def used_bytes(self) -> int:
         """Return the bytes held."""
-        return self._used_bytes
+        return self._shelf.used_bytes
 
     @property
     def capacity_bytes(self) -> int:
@@ -41,25 +39,11 @@ class HotTier:
 
     def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
         """Return all blocks that a sequence could start from; for `plan_restore`."""
-        digests, parents = wanted_digests(chain)
-        names = {digest for digest in digests if digest in self._blocks}
-        for parent in parents:
-            for child in self._children.get(parent, ()):
-                if self._blocks[child].header.tokens < chain.block_tokens:
-                    names.add(child)
-        return tuple(
-            stored(self._blocks[name].header, self._blocks[name].payload_bytes, Tier.HOT)
-            for name in names
-        )
+        return self._shelf.find(chain)
 
     def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
         """Return a block with the last of these cuts that any has; see `wanted_cuts`."""
-        for number in range(len(cuts), 0, -1):
-            for digest in self._cuts.get(cuts[number - 1], ()):
-                block = self._blocks[digest]
-                found = stored(block.header, block.payload_bytes, Tier.HOT)
-                return CutBlock(found, number * CUT_TOKENS)
-        return None
+        return self._shelf.find_cut(cuts)
 
     def get(self, digest: bytes) -> Block | None:
         """Return a block without noting its use; `pinned` does that for a whole restore."""
@@ -91,14 +75,14 @@ class HotTier:
         if block.payload_bytes > self._capacity_bytes:
             return False
         if other is not None:
-            self._remove(digest)
-        self._enter(block)
+            self._shelf.remove(digest)
+        self._shelf.enter(block)
         with self.pinned([digest, block.header.parent]):
             self._shrink()
-        if self._used_bytes > self._capacity_bytes:  # all else is pinned
-            self._remove(digest)
+        if self._shelf.used_bytes > self._capacity_bytes:  # all else is pinned
+            self._shelf.remove(digest)
             if other is not None:
-                self._enter(other)
+                self._shelf.enter(other)
         return self._blocks.get(digest) is block
 
     @contextmanager
@@ -124,48 +108,22 @@ class HotTier:
 
         What a restore holds goes when the restore is done.
         """
-        before = self._used_bytes
+        before = self._shelf.used_bytes
         self._capacity_bytes = capacity_bytes
         self._shrink()
-        return before - self._used_bytes
+        return before - self._shelf.used_bytes
 
     def wipe(self, fingerprint: str | None = None) -> None:
         """Forget one model's blocks, or all."""
         for digest, block in list(self._blocks.items()):
             if fingerprint is None or block.header.fingerprint == fingerprint:
-                self._remove(digest)
+                self._shelf.remove(digest)
 
     def _shrink(self) -> None:
-        while self._used_bytes > self._capacity_bytes:
-            victim = next((name for name in self._blocks if self._may_go(name)), None)
+        while self._shelf.used_bytes > self._capacity_bytes:
+            free = (name for name in self._blocks if not self._pins[name])
+            victim = next((name for name in free if not self._shelf.is_needed(name)), None)
             if victim is None:
                 return
-            self._remove(victim)
+            self._shelf.remove(victim)
             self._stats.add(hot_evictions=1)
-
-    def _may_go(self, digest: bytes) -> bool:
-        if self._pins[digest]:
-            return False
-        needed_by = self._children.get(digest, ())
-        return not any(self._blocks[child].header.needs_parent for child in needed_by)
-
-    def _enter(self, block: Block) -> None:
-        header = block.header
-        self._blocks[header.digest] = block
-        self._children.setdefault(header.parent, set()).add(header.digest)
-        for cut in header.cuts:
-            self._cuts.setdefault(cut, set()).add(header.digest)
-        self._used_bytes += block.payload_bytes
-
-    def _remove(self, digest: bytes) -> None:
-        block = self._blocks.pop(digest)
-        _drop(self._children, block.header.parent, digest)
-        for cut in block.header.cuts:
-            _drop(self._cuts, cut, digest)
-        self._used_bytes -= block.payload_bytes
-
-
-def _drop(names: dict[bytes, set[bytes]], key: bytes, digest: bytes) -> None:
-    names[key].discard(digest)
-    if not names[key]:
-        del names[key]

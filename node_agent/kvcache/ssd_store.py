@@ -144,7 +144,7 @@ class SsdStore:
                 if settle_if_stuck(session, outcome):
                     outcome, claim = _reserve(self.link, session, folder, wanted)
                 if claim is not None:
-                    self._write(session, folder, (block.header, encoded), claim)
+                    _write(self.link, session, folder, (block.header, encoded), claim)
                     self.link.proven()
             return outcome
         return PutOutcome.OFF
@@ -190,28 +190,6 @@ class SsdStore:
             if session is not None:
                 survey(session.directory, session.database)
 
-    def _write(
-        self, session: Session, folder: int, content: tuple[BlockHeader, EncodedBlock], claim: Claim
-    ) -> None:
-        header, encoded = content
-        durable = self.link.settings.durable
-        try:
-            write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
-            _put_in_place(session, folder, claim)
-            if durable:
-                flush_to_drive(folder)
-            with session.database.transaction() as connection:
-                now = self.link.clock()
-                end_write(connection, claim.name)
-                add_block(connection, header, disk_bytes(encoded.size_bytes), now)
-                note_written(connection, encoded.size_bytes, now)
-        except (OSError, TierFault) as error:
-            _undo_write(session, folder, claim)
-            if isinstance(error, OSError) and error.errno == errno.EDQUOT:
-                _give_up(self.link, session, claim.size_bytes)
-            raise
-        self.link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
-
 
 def _reserve(
     link: SsdLink, session: Session, folder: int, wanted: tuple[BlockHeader, int]
@@ -219,6 +197,33 @@ def _reserve(
     reservation = reserve(session, folder, link.budget, wanted, link.clock())
     link.stats.add(ssd_evictions=reservation.evicted)
     return reservation.outcome, reservation.claim
+
+
+def _write(
+    link: SsdLink,
+    session: Session,
+    folder: int,
+    content: tuple[BlockHeader, EncodedBlock],
+    claim: Claim,
+) -> None:
+    header, encoded = content
+    durable = link.settings.durable
+    try:
+        write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
+        _put_in_place(session, folder, claim)
+        if durable:
+            flush_to_drive(folder)
+        with session.database.transaction() as connection:
+            now = link.clock()
+            end_write(connection, claim.name)
+            add_block(connection, header, disk_bytes(encoded.size_bytes), now)
+            note_written(connection, encoded.size_bytes, now)
+    except (OSError, TierFault) as error:
+        _undo_write(session, folder, claim)
+        if isinstance(error, OSError) and error.errno == errno.EDQUOT:
+            _give_up(link, session, claim.size_bytes)
+        raise
+    link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
 
 
 def _give_up(link: SsdLink, session: Session, size_bytes: int) -> None:
