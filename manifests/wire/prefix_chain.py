@@ -10,6 +10,10 @@ scorer call it; neither may invent another formula.
 A partial block at the end of a sequence is named by the same formula: the count is part of it,
 so no partial block is ever taken for a full one. The fingerprint stands for what computed the
 cache (weights, config, kinds and precision of the layers), never for a model's name.
+
+Inside a block there is a cut after every `CUT_TOKENS` tokens, so that a sequence that turns off
+in the middle of a block can use its beginning. Names of cuts are keyed as `ids_digest` is: with
+them short pieces of a prompt could be guessed one after the other.
 """
 
 import hashlib
@@ -21,10 +25,13 @@ from dataclasses import dataclass
 FORMAT_VERSION = 1
 TOKEN_BYTES = 4
 DIGEST_BYTES = 32
+CUT_TOKENS = 16
+CUT_BYTES = 16
 
 _BLOCK_TAG = b"mlxfleet block\0"
 _ROOT_TAG = b"mlxfleet root\0"
 _IDS_TAG = b"mlxfleet ids\0"
+_CUT_TAG = b"mlxfleet cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,23 @@ class PrefixChain:
         """
         ids = self._slice(index, count)
         return hashlib.blake2b(ids, key=self.ids_key, digest_size=DIGEST_BYTES).digest()
+
+    def cuts(self, index: int, count: int) -> tuple[bytes, ...]:
+        """Return the names of the cuts in the first `count` tokens of a block.
+
+        The first names `CUT_TOKENS` tokens, the second twice as many: these ids after this parent.
+        """
+        if count < CUT_TOKENS:
+            return ()
+        ids, step = self._slice(index, count), CUT_TOKENS * TOKEN_BYTES
+        hasher = hashlib.blake2b(
+            self.parent(index), key=self.ids_key, digest_size=CUT_BYTES, person=_CUT_TAG
+        )
+        names = []
+        for start in range(0, len(ids) - step + 1, step):
+            hasher.update(ids[start : start + step])
+            names.append(hasher.digest())
+        return tuple(names)
 
     def _slice(self, index: int, count: int) -> memoryview:
         start = index * self.block_tokens * TOKEN_BYTES

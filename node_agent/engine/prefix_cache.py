@@ -52,6 +52,7 @@ Caches = list[Any]
 class _Done:
     request_id: str
     digest: bytes
+    snapshot_mask: int
     until_seconds: float
 
 
@@ -139,19 +140,21 @@ class PrefixCache:
         """Cut a block out of a row's cache and store it, unless it is stored already."""
         end_tokens = capture.end_tokens
         start_tokens = (end_tokens - 1) // chain.block_tokens * chain.block_tokens
-        if not self._tiers.holds(chain, end_tokens):
+        if not self._tiers.holds(chain, end_tokens, snapshot=capture.snapshot):
             layers, tensors = self._codec.cut(
                 caches, start_tokens, end_tokens, snapshot=capture.snapshot
             )
             self._tiers.keep(Block(self._tiers.header(chain, end_tokens, layers), tensors))
         until_seconds = time.monotonic() + _DISK_WAIT_SECONDS
-        self._done.append(_Done(request_id, _digest(chain, capture), until_seconds))
+        mask = self.layout.snapshot_mask if capture.snapshot else 0
+        self._done.append(_Done(request_id, _digest(chain, capture), mask, until_seconds))
 
     def _is_ready(self, done: "_Done") -> bool:
         hot, disk = self.store.hot, self.store.disk
-        if disk is None or hot.get(done.digest) is not None:
+        if disk is None or hot.contains(done.digest, done.snapshot_mask):
             return True
-        return time.monotonic() >= done.until_seconds or disk.store.contains(done.digest)
+        late = time.monotonic() >= done.until_seconds
+        return late or disk.store.contains(done.digest, done.snapshot_mask)
 
 
 class RowPrefix:

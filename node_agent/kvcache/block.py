@@ -51,7 +51,8 @@ class BlockHeader:
 
     `digest` names it, `parent` is the digest before it. `index` counts blocks from the start, so
     it covers tokens `index * block size ..` and `tokens` of them. `ids_digest` is
-    `PrefixChain.ids_digest`. `fingerprint` is `cache_fingerprint`.
+    `PrefixChain.ids_digest`. `fingerprint` is `cache_fingerprint`. `cuts` are `PrefixChain.cuts`,
+    by which its beginning is found; empty when it has snapshots or was stored without.
     """
 
     digest: bytes
@@ -61,6 +62,7 @@ class BlockHeader:
     ids_digest: bytes
     fingerprint: str
     layers: tuple[LayerRecord, ...]
+    cuts: tuple[bytes, ...] = ()
 
     @property
     def snapshot_mask(self) -> int:
@@ -102,6 +104,14 @@ class StoredBlock:
     size_bytes: int
     tier: Tier
     needs_parent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CutBlock:
+    """A block of which only the first `tokens` tokens are a sequence's, found by their name."""
+
+    block: StoredBlock
+    tokens: int
 
 
 def stored(header: BlockHeader, size_bytes: int, tier: Tier) -> StoredBlock:

@@ -11,6 +11,7 @@ than BLAKE2 because both kinds of CPU we run on have instructions for it (5 MB: 
 A block holds no token ids. Its `digest` is a hash chain over the ids, and `ids_digest` a keyed
 hash of its own ids whose key stands in no file, so with a tenant's salt nobody can test guesses
 at a prompt against a stolen header. Both are compared with the request on each load (B33, B97).
+Of a block that is used only in its beginning the keyed name of that beginning is compared.
 """
 
 import hashlib
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from manifests.safetensors_header import DTYPE_BITS, LENGTH_BYTES, WeightsError, parse_header
-from manifests.wire.prefix_chain import DIGEST_BYTES, PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, LayerRecord, TensorBytes
+from manifests.wire.prefix_chain import CUT_BYTES, CUT_TOKENS, DIGEST_BYTES, PrefixChain
+from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, TensorBytes
 from node_agent.kvcache.layer_kinds import LayerKind
 
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
+# Version 1 had no cuts; its blocks are used whole.
+_READABLE = frozenset({"1", FORMAT_VERSION})
 MAX_HEADER_BYTES = 8 << 20
 MAX_BLOCK_TOKENS = 1 << 24
 
@@ -49,14 +52,17 @@ class BlockMismatchError(BlockError):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a block must be to be used for a request."""
+    """What a block must be to be used for a request.
+
+    `proof` is the block's `ids_digest`, or, for one that is used in its beginning, one of `cuts`.
+    """
 
     digest: bytes
     parent: bytes
     index: int
     tokens: int
-    ids_digest: bytes
     fingerprint: str
+    proof: bytes
 
 
 def expect(chain: PrefixChain, fingerprint: str, index: int, tokens: int) -> Expected:
@@ -66,8 +72,21 @@ def expect(chain: PrefixChain, fingerprint: str, index: int, tokens: int) -> Exp
         chain.parent(index),
         index,
         tokens,
-        chain.ids_digest(index, tokens),
         fingerprint,
+        chain.ids_digest(index, tokens),
+    )
+
+
+def expect_cut(chain: PrefixChain, fingerprint: str, found: CutBlock) -> Expected:
+    """Return what a block must be whose first `found.tokens` tokens are a sequence's."""
+    block = found.block
+    return Expected(
+        block.digest,
+        chain.parent(block.index),
+        block.index,
+        block.tokens,
+        fingerprint,
+        chain.cuts(block.index, found.tokens)[-1],
     )
 
 
@@ -129,9 +148,11 @@ def decode_block(data: bytes | memoryview, expected: Expected) -> Block:
         raise BlockDamagedError("the seal stands in the header more than once")
     if _seal(raw.replace(seal.encode(), _NO_SEAL.encode()), [payload]) != seal:
         raise BlockDamagedError("the content is not what was sealed")
-    for name in Expected.__dataclass_fields__:
+    for name in ("digest", "parent", "index", "tokens", "fingerprint"):
         if getattr(header, name) != getattr(expected, name):
             raise BlockMismatchError(f"the block's {name} is not the one asked for")
+    if expected.proof not in (header.ids_digest, *header.cuts):
+        raise BlockMismatchError("the block's ids are not those asked for")
     return Block(header, tensors)
 
 
@@ -179,7 +200,7 @@ def _tensor_entries(raw: bytes) -> Any:
 
 def _stated(raw: bytes) -> Mapping[str, Any]:
     metadata = json.loads(raw).get("__metadata__")
-    if not isinstance(metadata, dict) or metadata.get("mlxfleet_block") != FORMAT_VERSION:
+    if not isinstance(metadata, dict) or metadata.get("mlxfleet_block") not in _READABLE:
         raise BlockDamagedError(f"not a block of format {FORMAT_VERSION}")
     return metadata
 
@@ -195,6 +216,7 @@ def _metadata(header: BlockHeader) -> dict[str, str]:
         "tokens": str(header.tokens),
         "ids_digest": header.ids_digest.hex(),
         "fingerprint": header.fingerprint,
+        "cuts": b"".join(header.cuts).hex(),
         "layers": json.dumps([asdict(layer) for layer in header.layers], separators=(",", ":")),
     }
 
@@ -209,11 +231,14 @@ def _header(metadata: Mapping[str, Any]) -> BlockHeader:
             ids_digest=_digest(metadata["ids_digest"]),
             fingerprint=_text(metadata["fingerprint"]),
             layers=tuple(_layer(entry) for entry in json.loads(metadata["layers"])),
+            cuts=_cuts(metadata.get("cuts", "")),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BlockDamagedError(f"the header does not say what the block is ({error})") from error
     if not 0 < header.tokens <= MAX_BLOCK_TOKENS:
         raise BlockDamagedError(f"a block of {header.tokens} tokens")
+    if header.cuts and len(header.cuts) != (header.tokens - 1) // CUT_TOKENS:
+        raise BlockDamagedError(f"{len(header.cuts)} cuts in {header.tokens} tokens")
     return header
 
 
@@ -231,6 +256,13 @@ def _digest(value: Any) -> bytes:
     if len(raw) != DIGEST_BYTES:
         raise ValueError(f"a digest of {len(raw)} bytes")
     return raw
+
+
+def _cuts(value: Any) -> tuple[bytes, ...]:
+    raw = bytes.fromhex(_text(value))
+    if len(raw) % CUT_BYTES:
+        raise ValueError(f"{len(raw)} bytes of cuts")
+    return tuple(raw[start : start + CUT_BYTES] for start in range(0, len(raw), CUT_BYTES))
 
 
 def _number(value: Any) -> int:

@@ -21,7 +21,7 @@ class BlockQueue:
         self._changed = threading.Condition()
         self._blocks: deque[Block] = deque()
         self._jobs: deque[Job] = deque()
-        self._names: set[bytes] = set()
+        self._newest: dict[bytes, Block] = {}
         self._queued_bytes = 0
         self._taken: Block | Job | None = None
         self._shut = False
@@ -31,10 +31,11 @@ class BlockQueue:
         """Return the bytes of RAM held here, the block being written included."""
         return self._queued_bytes
 
-    def holds(self, digest: bytes) -> bool:
-        """Return whether a block is queued or being written."""
+    def holds(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is queued or being written, with all these snapshots."""
         with self._changed:
-            return digest in self._names
+            block = self._newest.get(digest)
+            return block is not None and block.header.snapshot_mask & snapshot_mask == snapshot_mask
 
     def push(self, block: Block, wait_seconds: float) -> bool:
         """Queue a block, waiting a little for room; False when there is none or it is shut.
@@ -51,7 +52,7 @@ class BlockQueue:
             if not self._changed.wait_for(may_enter, wait_seconds) or self._shut:
                 return False
             self._blocks.append(block)
-            self._names.add(block.header.digest)
+            self._newest[block.header.digest] = block
             self._queued_bytes += size_bytes
             self._changed.notify_all()
         return True
@@ -116,5 +117,6 @@ class BlockQueue:
             return self._shut and not self._blocks and not self._jobs
 
     def _forget(self, block: Block) -> None:
-        self._names.discard(block.header.digest)
+        if self._newest.get(block.header.digest) is block:
+            del self._newest[block.header.digest]
         self._queued_bytes -= block.payload_bytes

@@ -4,13 +4,13 @@ Owns the blocks it holds; one thread calls it, the engine's. Its bytes are count
 memory ledger by whoever set the capacity.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, StoredBlock, Tier, stored
-from node_agent.kvcache.restore_plan import wanted_digests
+from node_agent.kvcache.block import Block, CutBlock, StoredBlock
+from node_agent.kvcache.hot_shelf import HotShelf
 from node_agent.kvcache.stats import StatsCounter
 
 
@@ -20,15 +20,14 @@ class HotTier:
     def __init__(self, capacity_bytes: int, stats: StatsCounter) -> None:
         self._capacity_bytes = capacity_bytes
         self._stats = stats
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
-        self._children: dict[bytes, set[bytes]] = {}
+        self._shelf = HotShelf()
+        self._blocks = self._shelf.blocks
         self._pins: Counter[bytes] = Counter()
-        self._used_bytes = 0
 
     @property
     def used_bytes(self) -> int:
         """Return the bytes held."""
-        return self._used_bytes
+        return self._shelf.used_bytes
 
     @property
     def capacity_bytes(self) -> int:
@@ -40,20 +39,20 @@ class HotTier:
 
     def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
         """Return all blocks that a sequence could start from; for `plan_restore`."""
-        digests, parents = wanted_digests(chain)
-        names = {digest for digest in digests if digest in self._blocks}
-        for parent in parents:
-            for child in self._children.get(parent, ()):
-                if self._blocks[child].header.tokens < chain.block_tokens:
-                    names.add(child)
-        return tuple(
-            stored(self._blocks[name].header, self._blocks[name].payload_bytes, Tier.HOT)
-            for name in names
-        )
+        return self._shelf.find(chain)
+
+    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
+        """Return a block with the last of these cuts that any has; see `wanted_cuts`."""
+        return self._shelf.find_cut(cuts)
 
     def get(self, digest: bytes) -> Block | None:
         """Return a block without noting its use; `pinned` does that for a whole restore."""
         return self._blocks.get(digest)
+
+    def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is here, with all these snapshots."""
+        block = self._blocks.get(digest)
+        return block is not None and block.header.snapshot_mask & snapshot_mask == snapshot_mask
 
     def names(self, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
         """Return the full blocks that carry all these snapshots."""
@@ -65,21 +64,26 @@ class HotTier:
         )
 
     def put(self, block: Block) -> bool:
-        """Keep a block as the most recently used; False when there is no room for it."""
-        digest, size_bytes = block.header.digest, block.payload_bytes
-        if digest in self._blocks:
+        """Keep a block as the most recently used; False when there is no room for it.
+
+        It takes the place of one with the same name that lacks a snapshot it has.
+        """
+        digest, other = block.header.digest, self._blocks.get(block.header.digest)
+        if other is not None and not block.header.snapshot_mask & ~other.header.snapshot_mask:
             self._blocks.move_to_end(digest)
             return True
-        if size_bytes > self._capacity_bytes:
+        if block.payload_bytes > self._capacity_bytes:
             return False
-        self._blocks[digest] = block
-        self._children.setdefault(block.header.parent, set()).add(digest)
-        self._used_bytes += size_bytes
+        if other is not None:
+            self._shelf.remove(digest)
+        self._shelf.enter(block)
         with self.pinned([digest, block.header.parent]):
             self._shrink()
-        if self._used_bytes > self._capacity_bytes:
-            self._remove(digest)  # all else is pinned
-        return digest in self._blocks
+        if self._shelf.used_bytes > self._capacity_bytes:  # all else is pinned
+            self._shelf.remove(digest)
+            if other is not None:
+                self._shelf.enter(other)
+        return self._blocks.get(digest) is block
 
     @contextmanager
     def pinned(self, digests: Iterable[bytes]) -> Iterator[None]:
@@ -104,35 +108,22 @@ class HotTier:
 
         What a restore holds goes when the restore is done.
         """
-        before = self._used_bytes
+        before = self._shelf.used_bytes
         self._capacity_bytes = capacity_bytes
         self._shrink()
-        return before - self._used_bytes
+        return before - self._shelf.used_bytes
 
     def wipe(self, fingerprint: str | None = None) -> None:
         """Forget one model's blocks, or all."""
         for digest, block in list(self._blocks.items()):
             if fingerprint is None or block.header.fingerprint == fingerprint:
-                self._remove(digest)
+                self._shelf.remove(digest)
 
     def _shrink(self) -> None:
-        while self._used_bytes > self._capacity_bytes:
-            victim = next((name for name in self._blocks if self._may_go(name)), None)
+        while self._shelf.used_bytes > self._capacity_bytes:
+            free = (name for name in self._blocks if not self._pins[name])
+            victim = next((name for name in free if not self._shelf.is_needed(name)), None)
             if victim is None:
                 return
-            self._remove(victim)
+            self._shelf.remove(victim)
             self._stats.add(hot_evictions=1)
-
-    def _may_go(self, digest: bytes) -> bool:
-        if self._pins[digest]:
-            return False
-        needed_by = self._children.get(digest, ())
-        return not any(self._blocks[child].header.needs_parent for child in needed_by)
-
-    def _remove(self, digest: bytes) -> None:
-        block = self._blocks.pop(digest)
-        siblings = self._children[block.header.parent]
-        siblings.discard(digest)
-        if not siblings:
-            del self._children[block.header.parent]
-        self._used_bytes -= block.payload_bytes

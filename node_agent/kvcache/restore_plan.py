@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import StoredBlock, Tier
+from node_agent.kvcache.block import CutBlock, StoredBlock, Tier
 from node_agent.kvcache.layer_kinds import CacheLayout
 
 
@@ -18,12 +18,14 @@ class BlockUse:
 
     `take_tokens` is less than the block's own count where sliceable layers must be cut short.
     `use_snapshot` is set on the last block when the layout has snapshot layers: their state comes
-    from it and from no other.
+    from it and from no other. `cut_tokens` is not 0 for a block of which only so many tokens are
+    the sequence's.
     """
 
     block: StoredBlock
     take_tokens: int
     use_snapshot: bool
+    cut_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,33 @@ def wanted_digests(chain: PrefixChain) -> tuple[tuple[bytes, ...], tuple[bytes, 
     return chain.digests, (chain.root_digest, *chain.digests)
 
 
-def plan_restore(
+def wanted_cuts(
     chain: PrefixChain, layout: CacheLayout, present: Iterable[StoredBlock]
+) -> tuple[int, tuple[bytes, ...]]:
+    """Return the block where a sequence turns off from what is stored, and names of its cuts.
+
+    A tier that holds a block with one of these cuts may be started from in that block's middle.
+    """
+    index = _reach(chain, layout, _by_digest(present, layout.snapshot_mask))
+    if layout.snapshot_mask:
+        return index, ()
+    rest = chain.tokens - index * chain.block_tokens
+    return index, chain.cuts(index, min(rest, chain.block_tokens - 1))
+
+
+def plan_restore(
+    chain: PrefixChain,
+    layout: CacheLayout,
+    present: Iterable[StoredBlock],
+    cuts: Iterable[CutBlock] = (),
 ) -> RestorePlan:
     """Return the deepest start that is valid for every layer.
 
     It is never past the last token but one: the last token is always fed, its logits are what
     the prompt is for. All layers stand at one length: sliceable layers are joined from all blocks,
     snapshot layers come from the last block, so that block must carry all of them (B29, B30).
+    `cuts` are what tiers found for `wanted_cuts`; a block is used in part only where that is
+    deeper than any whole one.
     """
     known = _by_digest(present, layout.snapshot_mask)
     limit = chain.tokens - 1
@@ -65,11 +86,16 @@ def plan_restore(
         # On a draw a full block is better than a partial one: the whole chain is of one kind.
         if take and (best is None or (end, block.tokens) > (best[0], best[2].tokens)):
             best = (end, take, block)
-    if best is None:
+    use = None if best is None else BlockUse(best[2], best[1], bool(layout.snapshot_mask))
+    end = 0 if best is None else best[0]
+    for cut in () if layout.snapshot_mask else cuts:
+        start = cut.block.index * chain.block_tokens
+        cut_end = min(start + cut.tokens, limit)
+        if cut.block.index == reach and cut_end > max(end, start):
+            end, use = cut_end, BlockUse(cut.block, cut_end - start, False, cut.tokens)
+    if use is None:
         return RestorePlan()
-    end, take, last = best
-    before = _blocks_before(chain, layout, known, last)
-    return RestorePlan(end, (*before, BlockUse(last, take, bool(layout.snapshot_mask))))
+    return RestorePlan(end, (*_blocks_before(chain, layout, known, use.block), use))
 
 
 def _by_digest(present: Iterable[StoredBlock], mask: int) -> Mapping[bytes, StoredBlock]:

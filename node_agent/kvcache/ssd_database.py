@@ -19,7 +19,7 @@ from pathlib import Path
 from node_agent.kvcache.block_file import FILE_MODE, make_private
 from node_agent.kvcache.ssd_health import TierFault, TierReason, fault_from_sqlite
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 2.0
 
 _SCHEMA = """
@@ -30,7 +30,9 @@ CREATE TABLE blocks (
     digest BLOB PRIMARY KEY, parent BLOB NOT NULL, place INTEGER NOT NULL,
     tokens INTEGER NOT NULL, snapshots TEXT NOT NULL, fingerprint TEXT NOT NULL,
     bytes INTEGER NOT NULL, needs_parent INTEGER NOT NULL, tick INTEGER NOT NULL,
-    used_at REAL NOT NULL) WITHOUT ROWID;
+    used_at REAL NOT NULL, cuts BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE cuts (
+    cut BLOB NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (cut, digest)) WITHOUT ROWID;
 CREATE INDEX by_age ON blocks (tick, place DESC);
 CREATE INDEX by_parent ON blocks (parent, tokens);
 CREATE TABLE writing (

@@ -1,7 +1,7 @@
 """Which blocks are on the disk: rows over the shared SQLite file.
 
-Owns the `blocks` table and its order of eviction. Methods that take a connection run in the
-caller's transaction. Called by the store.
+Owns the tables `blocks` and `cuts`, and the order of eviction. Methods that take a connection run
+in the caller's transaction. Called by the store.
 
 Order of eviction: least recently used first, but only blocks that no stored block needs, that no
 running restore holds, and that no block being written needs. So a chain goes from its end, and
@@ -13,7 +13,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from node_agent.kvcache.block import BlockHeader, StoredBlock, Tier
+from manifests.wire.prefix_chain import CUT_BYTES, CUT_TOKENS
+from node_agent.kvcache.block import BlockHeader, CutBlock, StoredBlock, Tier
 from node_agent.kvcache.ssd_database import Database
 
 # SQLite allows 32,766 parameters a statement; more than this gains nothing.
@@ -66,10 +67,22 @@ class SsdIndex:
                 found += _rows(connection, where, [*batch, block_tokens])
         return tuple(found)
 
-    def contains(self, digest: bytes) -> bool:
-        """Return whether a block is stored. Raises: TierFault."""
+    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
+        """Return a block with the last of these cuts that any has; see `wanted_cuts`.
+
+        Raises: TierFault.
+        """
+        where = "digest = (SELECT digest FROM cuts WHERE cut = ? LIMIT 1)"
         with self._database.reading() as connection:
-            return has_block(connection, digest)
+            for number in range(len(cuts), 0, -1):
+                for block in _rows(connection, where, [cuts[number - 1]]):
+                    return CutBlock(block, number * CUT_TOKENS)
+        return None
+
+    def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is stored, with all these snapshots. Raises: TierFault."""
+        with self._database.reading() as connection:
+            return has_block(connection, digest, snapshot_mask)
 
     def figures(self) -> Figures:
         """Return the totals. Raises: TierFault."""
@@ -77,10 +90,10 @@ class SsdIndex:
             rows = dict(connection.execute("SELECT name, value FROM figures"))
         return Figures(rows["used_bytes"], rows["blocks"], rows["foreign_files"])
 
-    def digests(self) -> frozenset[bytes]:
-        """Return the names of all blocks. Raises: TierFault."""
+    def sizes(self) -> dict[bytes, int]:
+        """Return the names and bytes of all blocks. Raises: TierFault."""
         with self._database.reading() as connection:
-            return frozenset(row[0] for row in connection.execute("SELECT digest FROM blocks"))
+            return dict(connection.execute("SELECT digest, bytes FROM blocks").fetchall())
 
     def names(self, fingerprint: str, snapshot_mask: int, block_tokens: int) -> frozenset[bytes]:
         """Return one model's full blocks that carry all these snapshots. Raises: TierFault."""
@@ -103,10 +116,16 @@ class SsdIndex:
             connection.execute("UPDATE blocks SET tick = 0 WHERE fingerprint = ?", (fingerprint,))
 
 
-def has_block(connection: sqlite3.Connection, digest: bytes) -> bool:
-    """Return whether a block is stored."""
-    row = connection.execute("SELECT 1 FROM blocks WHERE digest = ?", (digest,)).fetchone()
-    return row is not None
+def has_block(connection: sqlite3.Connection, digest: bytes, snapshot_mask: int = 0) -> bool:
+    """Return whether a block is stored, with all these snapshots."""
+    row = connection.execute("SELECT snapshots FROM blocks WHERE digest = ?", (digest,)).fetchone()
+    return row is not None and int(row[0], 16) & snapshot_mask == snapshot_mask
+
+
+def has_block_of(connection: sqlite3.Connection, digest: bytes, size_bytes: int) -> bool:
+    """Return whether a block of this size is stored."""
+    query = "SELECT 1 FROM blocks WHERE digest = ? AND bytes = ?"
+    return connection.execute(query, (digest, size_bytes)).fetchone() is not None
 
 
 def figure(connection: sqlite3.Connection, name: str) -> int:
@@ -130,10 +149,14 @@ def add_block(
         int(header.needs_parent),
         _next_tick(connection),
         now,
+        b"".join(header.cuts),
     )
     # Not REPLACE: it would skip the trigger that takes the old row's bytes off the total.
-    connection.execute("DELETE FROM blocks WHERE digest = ?", (header.digest,))
-    connection.execute("INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+    _delete_row(connection, header.digest)
+    connection.execute("INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
+    connection.executemany(
+        "INSERT OR IGNORE INTO cuts VALUES (?, ?)", [(cut, header.digest) for cut in header.cuts]
+    )
 
 
 def touch_blocks(connection: sqlite3.Connection, digests: Iterable[bytes], now: float) -> None:
@@ -174,8 +197,7 @@ def of_fingerprint(
 
 def remove_block(connection: sqlite3.Connection, digest: bytes) -> None:
     """Strike a block out; what needs it cannot be reached now and will go first."""
-    deleted = connection.execute("DELETE FROM blocks WHERE digest = ?", (digest,)).rowcount
-    if not deleted:
+    if not _delete_row(connection, digest):
         return
     connection.execute(
         "WITH RECURSIVE lost(digest) AS ("
@@ -185,6 +207,16 @@ def remove_block(connection: sqlite3.Connection, digest: bytes) -> None:
         "UPDATE blocks SET tick = 0 WHERE digest IN (SELECT digest FROM lost)",
         (digest,),
     )
+
+
+def _delete_row(connection: sqlite3.Connection, digest: bytes) -> bool:
+    row = connection.execute("SELECT cuts FROM blocks WHERE digest = ?", (digest,)).fetchone()
+    if row is None:
+        return False
+    cuts = [(row[0][at : at + CUT_BYTES], digest) for at in range(0, len(row[0]), CUT_BYTES)]
+    connection.executemany("DELETE FROM cuts WHERE cut = ? AND digest = ?", cuts)
+    connection.execute("DELETE FROM blocks WHERE digest = ?", (digest,))
+    return True
 
 
 def _next_tick(connection: sqlite3.Connection) -> int:

@@ -141,7 +141,7 @@ def _refusal(
     now: float,
 ) -> PutOutcome | None:
     size_bytes, daily_bytes = sizes
-    if has_block(connection, header.digest):
+    if has_block(connection, header.digest, header.snapshot_mask):
         touch_blocks(connection, [header.digest], now)
         return PutOutcome.ALREADY
     if is_being_written(connection, header.digest):

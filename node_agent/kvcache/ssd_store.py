@@ -7,14 +7,14 @@ opens the tier. All engines of a node may share one directory.
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import structlog
 
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, StoredBlock
+from node_agent.kvcache.block import Block, BlockHeader, CutBlock, StoredBlock
 from node_agent.kvcache.block_file import flush_to_drive, read_file, write_new
 from node_agent.kvcache.block_format import (
     BlockError,
@@ -67,10 +67,16 @@ class SsdStore:
                 return session.index.find(*wanted_digests(chain), chain.block_tokens)
         return ()
 
-    def contains(self, digest: bytes) -> bool:
-        """Return whether a block is stored."""
+    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
+        """Return a block that a sequence could start from in its middle; see `wanted_cuts`."""
         with self.link.guarded() as session:
-            return session is not None and session.index.contains(digest)
+            return session.index.find_cut(cuts) if session is not None and cuts else None
+        return None
+
+    def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
+        """Return whether a block is stored, with all these snapshots."""
+        with self.link.guarded() as session:
+            return session is not None and session.index.contains(digest, snapshot_mask)
         return False
 
     @contextmanager
@@ -123,6 +129,7 @@ class SsdStore:
     def put(self, block: Block) -> PutOutcome:
         """Store a block, evicting others if need be.
 
+        It takes the place of one with the same name that lacks a snapshot it has.
         Raises: ValueError when the block's tensors are not what they state.
         """
         if not self.link.may_write():
@@ -137,7 +144,7 @@ class SsdStore:
                 if settle_if_stuck(session, outcome):
                     outcome, claim = _reserve(self.link, session, folder, wanted)
                 if claim is not None:
-                    self._write(session, folder, (block.header, encoded), claim)
+                    _write(self.link, session, folder, (block.header, encoded), claim)
                     self.link.proven()
             return outcome
         return PutOutcome.OFF
@@ -183,28 +190,6 @@ class SsdStore:
             if session is not None:
                 survey(session.directory, session.database)
 
-    def _write(
-        self, session: Session, folder: int, content: tuple[BlockHeader, EncodedBlock], claim: Claim
-    ) -> None:
-        header, encoded = content
-        durable = self.link.settings.durable
-        try:
-            write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
-            _put_in_place(session, folder, claim)
-            if durable:
-                flush_to_drive(folder)
-            with session.database.transaction() as connection:
-                now = self.link.clock()
-                end_write(connection, claim.name)
-                add_block(connection, header, disk_bytes(encoded.size_bytes), now)
-                note_written(connection, encoded.size_bytes, now)
-        except (OSError, TierFault) as error:
-            _undo_write(session, folder, claim)
-            if isinstance(error, OSError) and error.errno == errno.EDQUOT:
-                _give_up(self.link, session, claim.size_bytes)
-            raise
-        self.link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
-
 
 def _reserve(
     link: SsdLink, session: Session, folder: int, wanted: tuple[BlockHeader, int]
@@ -212,6 +197,33 @@ def _reserve(
     reservation = reserve(session, folder, link.budget, wanted, link.clock())
     link.stats.add(ssd_evictions=reservation.evicted)
     return reservation.outcome, reservation.claim
+
+
+def _write(
+    link: SsdLink,
+    session: Session,
+    folder: int,
+    content: tuple[BlockHeader, EncodedBlock],
+    claim: Claim,
+) -> None:
+    header, encoded = content
+    durable = link.settings.durable
+    try:
+        write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
+        _put_in_place(session, folder, claim)
+        if durable:
+            flush_to_drive(folder)
+        with session.database.transaction() as connection:
+            now = link.clock()
+            end_write(connection, claim.name)
+            add_block(connection, header, disk_bytes(encoded.size_bytes), now)
+            note_written(connection, encoded.size_bytes, now)
+    except (OSError, TierFault) as error:
+        _undo_write(session, folder, claim)
+        if isinstance(error, OSError) and error.errno == errno.EDQUOT:
+            _give_up(link, session, claim.size_bytes)
+        raise
+    link.stats.add(saves_persisted=1, written_bytes=encoded.size_bytes)
 
 
 def _give_up(link: SsdLink, session: Session, size_bytes: int) -> None:

@@ -9,7 +9,7 @@ counted and never touched.
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from node_agent.kvcache.block import BlockHeader
@@ -19,7 +19,7 @@ from node_agent.kvcache.ssd_budget import disk_bytes
 from node_agent.kvcache.ssd_claims import claims
 from node_agent.kvcache.ssd_database import Database
 from node_agent.kvcache.ssd_directory import OUR_NAMES, CacheDirectory
-from node_agent.kvcache.ssd_index import SsdIndex, add_block, has_block, remove_block
+from node_agent.kvcache.ssd_index import SsdIndex, add_block, has_block_of, remove_block
 from node_agent.kvcache.ssd_owner import is_alive
 
 _BATCH = 100
@@ -53,23 +53,28 @@ class Survey:
 class _Found:
     name: str
     used_at: float
+    size_bytes: int
 
 
 def survey(directory: CacheDirectory, database: Database) -> Survey:
     """Make the index agree with the disk. Raises: TierFault, OSError."""
     index = SsdIndex(database)
     with directory.blocks() as folder:
-        known = index.digests()
+        known = index.sizes()
         found = _list(folder)
         blocks = {bytes.fromhex(m[1]): x for x in found if (m := _BLOCK_NAME.fullmatch(x.name))}
         leftovers = _remove_leftovers(directory, folder, found)
         adopted = damaged = 0
-        unknown = sorted(blocks.keys() - known, key=lambda digest: blocks[digest].used_at)
+        # Of another size: a process died between putting a better block in its place and its row.
+        unknown = sorted(
+            (x for x in blocks if known.get(x) != disk_bytes(blocks[x].size_bytes)),
+            key=lambda digest: blocks[digest].used_at,
+        )
         for batch in _batches(unknown):
             taken, refused = _adopt(directory, database, folder, [blocks[x] for x in batch])
             adopted += taken
             damaged += refused
-        missing = _strike_missing(database, folder, known - blocks.keys())
+        missing = _strike_missing(database, folder, known.keys() - (blocks.keys() - set(unknown)))
     foreign = _count_foreign(directory, found)
     index.note_foreign(foreign)
     return Survey(adopted, missing, damaged, leftovers, foreign)
@@ -83,7 +88,7 @@ def _list(folder: int) -> tuple[_Found, ...]:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            found.append(_Found(entry.name, status.st_mtime))
+            found.append(_Found(entry.name, status.st_mtime, status.st_size))
     return tuple(found)
 
 
@@ -108,7 +113,7 @@ def _adopt(
     found = [(entry, header) for entry, header in headers if header is not None]
     with database.transaction() as connection:
         for entry, (header, size_bytes) in found:
-            if not _is_claimed_alive(connection, directory, header.digest):
+            if not _is_entered(connection, directory, header.digest, disk_bytes(size_bytes)):
                 add_block(connection, header, disk_bytes(size_bytes), entry.used_at)
     return len(found), len(headers) - len(found)
 
@@ -127,11 +132,11 @@ def _header_of(directory: CacheDirectory, folder: int, name: str) -> tuple[Block
     return header, size_bytes
 
 
-def _is_claimed_alive(
-    connection: sqlite3.Connection, directory: CacheDirectory, digest: bytes
+def _is_entered(
+    connection: sqlite3.Connection, directory: CacheDirectory, digest: bytes, size_bytes: int
 ) -> bool:
     """Return whether the row is there by now or its writer is about to enter it."""
-    if has_block(connection, digest):
+    if has_block_of(connection, digest, size_bytes):
         return True
     return any(
         claim.digest == digest and is_alive(directory.owners, claim.owner)
@@ -139,7 +144,7 @@ def _is_claimed_alive(
     )
 
 
-def _strike_missing(database: Database, folder: int, digests: frozenset[bytes]) -> int:
+def _strike_missing(database: Database, folder: int, digests: Set[bytes]) -> int:
     count = 0
     for batch in _batches(sorted(digests)):
         with database.transaction() as connection:

@@ -69,10 +69,10 @@ class SsdWriter:
 
     def submit(self, block: Block) -> SubmitOutcome:
         """Hand over a block; its tensors must not change from now on."""
-        digest = block.header.digest
+        digest, mask = block.header.digest, block.header.snapshot_mask
         if not self._store.link.may_write():
             return SubmitOutcome.OFF
-        if self._queue.holds(digest) or self._store.contains(digest):
+        if self._queue.holds(digest, mask) or self._store.contains(digest, mask):
             self._stats.add(skips=1)
             return SubmitOutcome.ALREADY
         if not self._queue.push(block, self._settings.wait_seconds):

@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, LayerRecord, StoredBlock, Tier
-from node_agent.kvcache.block_format import expect
+from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, StoredBlock, Tier
+from node_agent.kvcache.block_format import Expected, expect, expect_cut
 from node_agent.kvcache.hot import HotTier
 from node_agent.kvcache.layer_kinds import CacheLayout
-from node_agent.kvcache.restore_plan import BlockUse, RestorePlan, plan_restore
+from node_agent.kvcache.restore_plan import BlockUse, RestorePlan, plan_restore, wanted_cuts
 from node_agent.kvcache.ssd_store import SsdStore
 from node_agent.kvcache.ssd_writer import SsdWriter
 from node_agent.kvcache.stats import StatsCounter
@@ -67,7 +67,8 @@ class CacheTiers:
 
     def plan(self, chain: PrefixChain) -> RestorePlan:
         """Return what a sequence could start from, without reading it."""
-        return plan_restore(chain, self._layout, self._present(chain))
+        present = self._present(chain)
+        return plan_restore(chain, self._layout, present, self._cuts(chain, present))
 
     def restore(self, chain: PrefixChain) -> Restored:
         """Read what a sequence starts from; blocks read from the disk are kept in RAM too.
@@ -75,17 +76,19 @@ class CacheTiers:
         A block that is gone or damaged is left out and the next best start is tried.
         """
         started = time.perf_counter()
-        present = self._present(chain)
+        present, gone = self._present(chain), set[tuple[bytes, Tier]]()
         while True:
-            plan = plan_restore(chain, self._layout, present)
+            cuts = self._cuts(chain, present)
+            cuts = tuple(x for x in cuts if (x.block.digest, x.block.tier) not in gone)
+            plan = plan_restore(chain, self._layout, present, cuts)
             if not plan.blocks:
                 self._stats.add(misses=1)
                 return Restored()
             loaded, failed = self._load(chain, plan)
             if failed is None:
                 break
-            gone = (failed.digest, failed.tier)
-            present = tuple(x for x in present if (x.digest, x.tier) != gone)
+            gone.add((failed.digest, failed.tier))
+            present = tuple(x for x in present if (x.digest, x.tier) not in gone)
         self._count(plan, time.perf_counter() - started)
         return Restored(plan.tokens, loaded)
 
@@ -95,23 +98,28 @@ class CacheTiers:
         """Return the header of the block of a sequence that ends after `end_tokens` tokens."""
         index = (end_tokens - 1) // chain.block_tokens
         tokens = end_tokens - index * chain.block_tokens
-        expected = expect(chain, self._fingerprint, index, tokens)
         return BlockHeader(
-            expected.digest,
-            expected.parent,
+            chain.digest_at(index, tokens),
+            chain.parent(index),
             index,
             tokens,
-            expected.ids_digest,
+            chain.ids_digest(index, tokens),
             self._fingerprint,
             layers,
+            # A snapshot cannot be cut short.
+            () if self._layout.snapshot_mask else chain.cuts(index, tokens - 1),
         )
 
-    def holds(self, chain: PrefixChain, end_tokens: int) -> bool:
-        """Return whether a block is stored or on its way, so it need not be captured again."""
+    def holds(self, chain: PrefixChain, end_tokens: int, *, snapshot: bool) -> bool:
+        """Return whether a block need not be captured (again).
+
+        With `snapshot` one that was stored without does not count.
+        """
+        mask = self._layout.snapshot_mask if snapshot else 0
         index = (end_tokens - 1) // chain.block_tokens
         digest = chain.digest_at(index, end_tokens - index * chain.block_tokens)
-        in_ram = self._hot is None or self._hot.get(digest) is not None
-        on_disk = self._disk is None or self._disk.store.contains(digest)
+        in_ram = self._hot is None or self._hot.contains(digest, mask)
+        on_disk = self._disk is None or self._disk.store.contains(digest, mask)
         return in_ram and on_disk and (self._hot is not None or self._disk is not None)
 
     def keep(self, block: Block) -> bool:
@@ -126,6 +134,12 @@ class CacheTiers:
         hot = self._hot.find(chain) if self._hot is not None else ()
         disk = self._disk.store.find(chain) if self._disk is not None else ()
         return (*hot, *disk)
+
+    def _cuts(self, chain: PrefixChain, present: tuple[StoredBlock, ...]) -> tuple[CutBlock, ...]:
+        index, cuts = wanted_cuts(chain, self._layout, present)
+        hot = self._hot.find_cut(cuts) if self._hot is not None else None
+        disk = self._disk.store.find_cut(cuts) if self._disk is not None else None
+        return tuple(x for x in (hot, disk) if x is not None and x.block.index == index)
 
     def _load(
         self, chain: PrefixChain, plan: RestorePlan
@@ -142,7 +156,7 @@ class CacheTiers:
             if self._disk is not None:
                 held.enter_context(self._disk.store.leased(digests[Tier.SSD]))
             for use in plan.blocks:
-                block = self._read(chain, use.block)
+                block = self._read(chain, use)
                 if block is None:
                     return (), use.block
                 loaded.append(LoadedBlock(block, use))
@@ -150,16 +164,20 @@ class CacheTiers:
             self._disk.writer.touch(digests[Tier.HOT])
         return tuple(loaded), None
 
-    def _read(self, chain: PrefixChain, stored: StoredBlock) -> Block | None:
-        if stored.tier is Tier.HOT:
-            return self._hot.get(stored.digest) if self._hot is not None else None
+    def _read(self, chain: PrefixChain, use: BlockUse) -> Block | None:
+        if use.block.tier is Tier.HOT:
+            return self._hot.get(use.block.digest) if self._hot is not None else None
         if self._disk is None:
             return None
-        expected = expect(chain, self._fingerprint, stored.index, stored.tokens)
-        block = self._disk.store.get(expected)
+        block = self._disk.store.get(self._expected(chain, use))
         if block is not None and self._hot is not None:
             self._hot.put(block)
         return block
+
+    def _expected(self, chain: PrefixChain, use: BlockUse) -> Expected:
+        if use.cut_tokens:
+            return expect_cut(chain, self._fingerprint, CutBlock(use.block, use.cut_tokens))
+        return expect(chain, self._fingerprint, use.block.index, use.block.tokens)
 
     def _count(self, plan: RestorePlan, seconds: float) -> None:
         tiers = [use.block.tier for use in plan.blocks]

@@ -1,4 +1,4 @@
-"""Time to the first token: cold, repeated, next turn, and after a restart from the disk.
+"""Time to the first token: cold, repeated, another ending, next turn, after a restart from disk.
 
 Run: python -m tests.bench.prefix_ttft [MODEL_DIRECTORY] [PROMPT_TOKENS]
 """
@@ -39,7 +39,7 @@ def measure(engine: BareEngine, name: str, tokens: list[int]) -> list[int]:
 
 
 def main(model: Path, prompt_tokens: int) -> None:
-    """Measure the four cases and the engine without a cache."""
+    """Measure the cases and the engine without a cache."""
     tokens = prompt(prompt_tokens)
     with tempfile.TemporaryDirectory() as scratch:
         cache = CacheSettings(
@@ -52,6 +52,7 @@ def main(model: Path, prompt_tokens: int) -> None:
             measure(engine, "warm-up", prompt(100, seed=5))
             said = measure(engine, "cold", tokens)
             measure(engine, "repeat", tokens)
+            measure(engine, "another ending", [*tokens[:-20], *prompt(20, seed=7)])
             turn = [*tokens, *said, *prompt(30, seed=2)]
             measure(engine, "next turn", turn)
             report = engine.await_event(CacheReport)
@@ -59,6 +60,7 @@ def main(model: Path, prompt_tokens: int) -> None:
         with cached_engine(model, cache) as engine:
             await_report(engine)
             measure(engine, "warm-up", prompt(100, seed=6))
+            measure(engine, "restart, another ending", [*tokens[:-20], *prompt(20, seed=8)])
             measure(engine, "restart", tokens)
             measure(engine, "restart, next turn", turn)
 

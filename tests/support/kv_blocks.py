@@ -76,9 +76,10 @@ def block(
             expected.parent,
             expected.index,
             expected.tokens,
-            expected.ids_digest,
+            of.ids_digest(index, expected.tokens),
             FINGERPRINT,
             layers,
+            () if layout.snapshot_mask else of.cuts(index, expected.tokens - 1),
         ),
         tensors,
     )

@@ -120,7 +120,7 @@ class Rows:
     def keep(self, chain: PrefixChain, caches: list[Any], capture: Capture) -> None:
         size, end = chain.block_tokens, capture.end_tokens
         start = (end - 1) // size * size
-        if self.tiers.holds(chain, end):
+        if self.tiers.holds(chain, end, snapshot=capture.snapshot):
             return
         layers, tensors = self.codec.cut(caches, start, end, snapshot=capture.snapshot)
         assert self.tiers.keep(Block(self.tiers.header(chain, end, layers), tensors))

@@ -57,7 +57,8 @@ def test_a_repeat_feeds_one_token_and_a_next_turn_only_what_is_new(model, tmp_pa
         assert cached_tokens(later) >= 607
         other = run(engine, "branch", branch)
         assert ids(other) == expected_branch
-        assert cached_tokens(other) in (512, 530)
+        # Plain KV is cut in the middle of a block.
+        assert cached_tokens(other) in (512, 528)
 
 
 def test_a_restarted_engine_starts_from_the_disk(model, tmp_path):
@@ -87,7 +88,10 @@ def test_rows_that_come_together_feed_a_shared_prefix_once(name):
     with cached_engine(model, settings(), chunk_tokens=512) as engine:
         answers = engine.run(*rows)
         assert [ids(events) for events in answers.values()] == expected
-        assert [cached_tokens(events) for events in answers.values()] == [0, 256, 256, 256]
+        # Plain KV is cut in the middle of the block where they part.
+        shared_tokens = 288 if name == "llama" else 256
+        found = [cached_tokens(events) for events in answers.values()]
+        assert found == [0, *[shared_tokens] * 3]
 
 
 def test_a_cancelled_row_leaves_its_blocks_and_frees_those_who_waited():

@@ -96,7 +96,7 @@ def test_deep_json_is_damaged_and_not_a_crash() -> None:
     [
         wanted(SEQUENCE, 0),
         wanted(chain(*range(4), 9, 9, 9, 9), 1),
-        replace(EXPECTED, ids_digest=bytes(32)),
+        replace(EXPECTED, proof=bytes(32)),
         replace(EXPECTED, fingerprint="other"),
         replace(EXPECTED, parent=bytes(32)),
         replace(EXPECTED, tokens=3),
