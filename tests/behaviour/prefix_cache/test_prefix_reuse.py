@@ -131,12 +131,3 @@ def test_keys_keep_rows_apart_and_names_of_what_is_held_are_told():
         report = await_report(engine, restores=1)
         names = chain_digests(ChainRoot(report.fingerprint), LONG, 256)
         await_held(engine, set(names))
-
-
-def test_a_request_id_that_comes_again_with_another_prompt_gets_its_own_answer():
-    with bare_engine(tiny_model("llama"), chunk_tokens=64) as engine:
-        expected = ids(run(engine, "same", prompt(90, seed=2)))
-    with cached_engine(tiny_model("llama"), settings(), chunk_tokens=64) as engine:
-        run(engine, "same", prompt(90, seed=1))
-        again = run(engine, "same", prompt(90, seed=2))
-    assert (ids(again), cached_tokens(again)) == (expected, 0)
