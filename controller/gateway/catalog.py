@@ -22,13 +22,17 @@ _STARTING = (EnginePhase.PENDING, EnginePhase.DOWNLOADING, EnginePhase.LOADING)
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Everything routing reads, frozen. `names` maps each public name to its model."""
+    """Everything routing reads, frozen.
+
+    `names` maps each public name to its model; `down` names the nodes that are not answering.
+    """
 
     synced: bool = False
     endpoints: tuple[EndpointView, ...] = ()
     models: Mapping[str, Model] = field(default_factory=dict)
     engines: Mapping[str, Engine] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    down: frozenset[str] = frozenset()
 
     def candidates(self, model: str) -> tuple[EndpointView, ...]:
         """Return the endpoints of one model, accepting or not."""
@@ -87,6 +91,21 @@ def list_models(view: FleetView, default_created_seconds: int) -> list[dict[str,
         for name, model in sorted(view.names.items())
         if model in served and name in reachable
     ]
+
+
+def is_catching_up(view: FleetView, model: str) -> bool:
+    """Whether an engine is declared ready whose node has not yet reported it open.
+
+    What is declared and what a node reports come by two ways, either of them first.
+    """
+    open_ = {item.key.engine for item in view.candidates(model) if item.accepting or item.wakes}
+    return not open_ and any(
+        item.status.phase is EnginePhase.READY
+        and item.metadata.deletion_timestamp is None
+        and item.spec.node not in view.down
+        for item in view.engines.values()
+        if item.spec.model == model
+    )
 
 
 def explain_no_engine(view: FleetView, model: str) -> Refusal:

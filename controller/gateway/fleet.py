@@ -43,6 +43,7 @@ class Fleet:
         self._streams: dict[str, LoadStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._view: FleetView | None = None
         self._on_declared: list[Callable[[], None]] = []
         for informer in (self._nodes, self._models, self._engines):
@@ -63,6 +64,16 @@ class Fleet:
         if self._view is None or self._view.synced != self.synced:
             self._view = self._build()
         return self._view
+
+    async def wait_until(self, met: Callable[[FleetView], bool], seconds: float) -> bool:
+        """Wait until the picture meets a condition, for so long at most; tell whether it does."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not met(self.view()):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back soon after declared objects have changed, once for many changes."""
@@ -110,6 +121,8 @@ class Fleet:
 
     def _forget_view(self) -> None:
         self._view = None
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def _build(self) -> FleetView:
         models, engines = _typed(self._models, Model), _typed(self._engines, Engine)
@@ -119,7 +132,9 @@ class Fleet:
             for item in self._endpoints(name)
             if not _is_leaving(engines.get(item.key.engine))
         )
-        return FleetView(self.synced, endpoints, models, engines, plan_names(models, endpoints))
+        names = plan_names(models, endpoints)
+        down = frozenset(name for name, stream in self._streams.items() if stream.down)
+        return FleetView(self.synced, endpoints, models, engines, names, down)
 
     def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
         seen = self._streams[node].seen

@@ -66,6 +66,11 @@ class LoadStream:
             self.node, self.address, self._report, self._received_seconds, self._health.routable
         )
 
+    @property
+    def down(self) -> bool:
+        """Whether the node was seen and does not answer now."""
+        return self._health.phase is Phase.DOWN
+
     def on_dead(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once the node has been down for long; returns the way to end that."""
         token = object()

@@ -28,7 +28,7 @@ from controller.gateway.attempts import (
     plan_next,
 )
 from controller.gateway.breaker import Breakers, Verdict
-from controller.gateway.catalog import explain_no_engine
+from controller.gateway.catalog import explain_no_engine, is_catching_up
 from controller.gateway.endpoints import EndpointKey, EndpointView
 from controller.gateway.filters import Demand
 from controller.gateway.fleet import Fleet
@@ -102,6 +102,7 @@ class Proxy:
         """
         course = _Course()
         again: EndpointView | None = None
+        await self._catch_up(exchange.model)
         while True:
             endpoint = again or self._select(exchange, course)
             if endpoint is None:
@@ -114,6 +115,12 @@ class Proxy:
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
             again = endpoint if step is Next.SAME else None
+
+    async def _catch_up(self, model: str) -> None:
+        """Give the report of an engine that is declared ready a moment to arrive."""
+        if is_catching_up(self._fleet.view(), model):
+            seconds = self._settings.catch_up_seconds
+            await self._fleet.wait_until(lambda view: not is_catching_up(view, model), seconds)
 
     def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
         candidates = plan_candidates(self._fleet.view().candidates(exchange.model), course.noes)

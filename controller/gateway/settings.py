@@ -28,6 +28,8 @@ class GatewaySettings:
     """The same for an engine that must come back first; agents wait 120 s for one."""
     answer_seconds: float = 3600.0
     """The longest wait for an answer that is not a stream, from a node that is alive."""
+    catch_up_seconds: float = 2.0
+    """Wait for the report of a node whose engine is declared ready; reports may lag behind."""
     silence_seconds: float = 3.0
     """A node whose load stream is silent for this long is not routed to."""
     dead_seconds: float = 15.0

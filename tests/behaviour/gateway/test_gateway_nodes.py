@@ -1,6 +1,9 @@
 """Which nodes the gateway believes: silence, garbage, moved addresses, engines that leave."""
 
+import asyncio
 from typing import Any
+
+import openai
 
 from tests.support import scripted_source
 from tests.support.gateway_host import gateway_host, until
@@ -76,3 +79,24 @@ async def test_a_model_declared_later_is_served_once_a_node_reports_it() -> None
         agent.engines = [load("m-a"), load("late-1", of="late")]
         agent.change()
         await host.until_open(1, of="late")
+
+
+async def test_a_request_that_comes_before_the_report_of_a_ready_engine_waits_for_it() -> None:
+    agent = ScriptedAgent("a", load("m-1"), load("m-2"))
+    async with gateway_host(agent, catch_up_seconds=30.0) as host:
+        agent.engines = [load("m-1", phase="Loading", accepting=False), load("m-2")]
+        agent.change()
+        await host.until_open(1)
+        ready, leaving = (
+            scripted_source.engine(name, of="m", on="a", phase="Ready") for name in ("m-1", "m-2")
+        )
+        leaving["metadata"] |= {"deletionTimestamp": "2026-11-02T00:00:00Z", "finalizers": ["x/y"]}
+        host.source.put("engines", ready)
+        host.source.put("engines", leaving)
+        await host.until_open(0)
+        hi: Any = [{"role": "user", "content": "hi"}]
+        async with openai.AsyncOpenAI(base_url=host.url, api_key="none", max_retries=0) as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="m", messages=hi))
+            await until(lambda: host.metric("mlxfleet_gateway_in_flight") == 1)
+            agent.change(phase="Ready", accepting=True)
+            assert (await asked).choices[0].message.content == "abcde"

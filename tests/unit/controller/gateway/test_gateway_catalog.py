@@ -5,6 +5,7 @@ from typing import Any
 from controller.gateway.catalog import (
     FleetView,
     explain_no_engine,
+    is_catching_up,
     list_models,
     plan_names,
     resolve,
@@ -118,3 +119,16 @@ def test_a_model_without_engines_is_explained_by_engines_and_conditions() -> Non
     assert "all good" not in refusal.hint
     assert "z-1" not in refusal.hint
     assert explain_no_engine(view({}), "a").hint == "No node runs it."
+
+
+def test_a_report_behind_what_is_declared_is_worth_a_moment_and_a_dead_node_is_not() -> None:
+    ready = engines(scripted_source.engine("a-1", of="a", on="n", phase="Ready"))
+    loading = engines(scripted_source.engine("a-1", of="a", on="n", phase="Loading"))
+    behind = endpoint("a-1", "a", accepting=False)
+    assert is_catching_up(view(models(A), behind, engines=ready), "a")
+    assert is_catching_up(view(models(A), engines=ready), "a")
+    assert not is_catching_up(view(models(A), endpoint("a-1", "a"), engines=ready), "a")
+    assert not is_catching_up(view(models(A), behind, engines=loading), "a")
+    assert not is_catching_up(view(models(A), behind, engines=ready), "b")
+    gone = view(models(A), behind, engines=ready, down=frozenset({"n"}))
+    assert not is_catching_up(gone, "a")
