@@ -82,8 +82,8 @@ class EngineSocket(asyncio.Protocol):
         self.ended.set_result(self._exit_code)
 
     def write(self, events: Sequence[Event]) -> None:
-        """Send events in one write."""
-        if self._transport is not None and not self._transport.is_closing():
+        """Send events in one write; nothing follows the last words."""
+        if self._transport is not None and self._exit_code is None:
             self._transport.write(b"".join(frame(encode(event)) for event in events))
 
     def ask_shutdown(self) -> None:

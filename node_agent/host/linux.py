@@ -159,11 +159,19 @@ class LinuxHost:
         return replace(memory, wired_limit_bytes=self._wired_limit_bytes)
 
     def process_footprint_bytes(self, pid: int) -> int | None:
-        """Return PSS where the kernel tells it, else RSS; None when the process is gone."""
+        """Return what only ending the process gives back; None when it is gone.
+
+        Its part of anonymous and shared memory, in RAM or swapped out, as Darwin's footprint
+        counts. Mapped files are left out: the kernel takes their pages back by itself, and the
+        part of libraries that a process is charged changes whenever another one that maps them
+        comes or goes. Older kernels tell only the sum (PSS) or the resident set.
+        """
         folder = self._root / "proc" / str(pid)
-        pss = parse_kib_table(_read_text(folder / "smaps_rollup")).get("Pss")
-        if pss is not None:
-            return pss
+        rollup = parse_kib_table(_read_text(folder / "smaps_rollup"))
+        if "Pss_Anon" in rollup:
+            return sum(rollup.get(field, 0) for field in ("Pss_Anon", "Pss_Shmem", "SwapPss"))
+        if "Pss" in rollup:
+            return rollup["Pss"]
         return parse_kib_table(_read_text(folder / "status")).get("VmRSS")
 
     def scan_panics(self) -> PanicScan | None:

@@ -225,17 +225,19 @@ class Fleet:
         eventually(lambda: self.engines(name) == [], f"the engines of {name} are gone")
 
     def state(self) -> str:
-        """Return what a person would look at when a test fails."""
-        parts = []
-        for plural in ("nodes", "models", "engines"):
+        """Return what a person would look at when a test fails, one line an object."""
+        lines = []
+        for plural in ("engines", "models", "nodes"):
             try:
                 items = self.api.list(plural)["items"]
             except ApiError as error:
                 items = [{"error": error.message}]
-            parts += [json.dumps(item.get("status", item), indent=1) for item in items]
-        parts.append(self.controller.tail())
-        parts += [agent.tail() for agent in self.agents.values()]
-        return "\n".join(parts)
+            lines += [f"{plural}: {json.dumps(item.get('status', item))}" for item in items]
+        for name, agent in self.agents.items():
+            for log in sorted((self.directory / name).rglob("*.log")):
+                lines += [f"{log.name}:", *log.read_text(errors="replace").splitlines()[-8:]]
+            lines.append(agent.tail())
+        return "\n".join([*lines, self.controller.tail()])
 
     def close(self) -> None:
         """Stop everything that still runs, agents first."""

@@ -1,9 +1,12 @@
 """A running stream keeps its pace while a long prompt is fed, and deadlines hold meanwhile."""
 
+import itertools
+
 import pytest
 
 from manifests.errors import Code
 from node_agent.engine.messages import Failed, Finished, Generate, Tokens
+from node_agent.engine.pace import GROWTH, MIN_CHUNK_TOKENS
 from tests.support.fleet import SMOLLM2
 from tests.support.mlx_engine import bare_engine
 from tests.support.tiny_models import tiny_model
@@ -13,16 +16,18 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_running_stream_keeps_its_pace_while_a_long_prompt_is_fed():
-    """Chunks of 512 tokens would each keep it waiting for several seconds on a CPU."""
+    """It gets a token between any two chunks, and these are cut by time: they begin narrow.
+
+    How long the gaps are is measured by a bench; here it depends on what else the machine does.
+    """
     assert SMOLLM2.is_dir(), "run `make models` first"
     with bare_engine(SMOLLM2, chunk_tokens=512) as engine:
         found = measure_gaps(engine, prompt_tokens=500)
     assert sum(found.chunks) == 500
-    assert len(found.gaps) >= 8
-    # Other tests may run beside this one, so not every single gap is our doing.
-    late = [gap for gap in found.gaps if gap > 1.0]
-    assert len(late) <= len(found.gaps) // 10, sorted(found.gaps)[-5:]
-    assert max(found.gaps) < 2.5
+    assert len(found.gaps) >= len(found.chunks) - 1
+    assert found.chunks[0] == MIN_CHUNK_TOKENS
+    widths = itertools.pairwise(found.chunks)
+    assert all(wider <= GROWTH * max(MIN_CHUNK_TOKENS, before) for before, wider in widths)
 
 
 def test_a_deadline_ends_a_request_while_its_prompt_is_fed_and_nobody_else():

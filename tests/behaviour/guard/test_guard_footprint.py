@@ -30,7 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNode]:
 
 
 class Watch:
-    """Samples a process's proportional set until stopped; `peak_bytes` is the highest seen."""
+    """Samples what a process holds until stopped; `peak_bytes` is the highest seen."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process, self._stop = process, threading.Event()
@@ -51,11 +51,11 @@ class Watch:
 
 
 def held_bytes(process: psutil.Process) -> int:
-    """Return the process's proportional set size, which is what the agent counts on Linux."""
-    for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+    """Return the process's anonymous memory, by another file than the agent reads."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError("no Pss in smaps_rollup")
+    raise AssertionError("no RssAnon in status")
 
 
 def send_and_leave(node: GuardedNode, index: int) -> None:

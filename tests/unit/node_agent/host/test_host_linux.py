@@ -19,6 +19,15 @@ Rss:                1760 kB
 Pss:                 301 kB
 Pss_Dirty:           112 kB
 """
+SPLIT_ROLLUP = (
+    ROLLUP
+    + """Pss_Anon:            110 kB
+Pss_File:            184 kB
+Pss_Shmem:             7 kB
+Swap:                 50 kB
+SwapPss:              40 kB
+"""
+)
 KIB = 1024
 
 
@@ -133,11 +142,17 @@ def test_an_unreadable_meminfo_is_a_fault_not_an_empty_machine(tmp_path: Path) -
         host.reading(0)
 
 
-def test_a_footprint_is_pss_or_else_rss_or_else_unknown(tmp_path: Path) -> None:
+def test_a_footprint_is_what_has_no_file_behind_it_or_else_pss_or_rss(tmp_path: Path) -> None:
+    """Library pages move between the processes that share them; they are nobody's to free."""
     host = make_tree(
         tmp_path,
-        {"proc/5/smaps_rollup": ROLLUP, "proc/6/status": "Name:\tx\nVmRSS:\t   77 kB\n"},
+        {
+            "proc/4/smaps_rollup": SPLIT_ROLLUP,
+            "proc/5/smaps_rollup": ROLLUP,
+            "proc/6/status": "Name:\tx\nVmRSS:\t   77 kB\n",
+        },
     )
+    assert host.process_footprint_bytes(4) == (110 + 7 + 40) * KIB
     assert host.process_footprint_bytes(5) == 301 * KIB
     assert host.process_footprint_bytes(6) == 77 * KIB
     assert host.process_footprint_bytes(7) is None
