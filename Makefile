@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench torture models clean venv
+.PHONY: demo test lint check bench torture models clean venv
 
 venv: $(STAMP)
 
@@ -26,11 +26,13 @@ WORKERS ?= 2
 test: models
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-check: $(STAMP)
+lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+check: lint
 	@$(BIN)/python -m pytest tests/architecture tests/unit
 
 bench: models
