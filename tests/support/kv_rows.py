@@ -33,9 +33,9 @@ FINGERPRINT = "tiny"
 
 
 @cache
-def tiny(name: str, heads: int | None = None) -> nn.Module:
+def tiny(name: str, heads: int | None = None, dtype: str = "float32") -> nn.Module:
     """Return a tiny model, loaded once for the whole run."""
-    return load_model(tiny_model(name, heads=heads))[0]
+    return load_model(tiny_model(name, heads=heads, dtype=dtype))[0]
 
 
 def feed(model: nn.Module, caches: list[Any], tokens: Sequence[int]) -> None:

@@ -46,9 +46,13 @@ def write_weights(out: Path, config: dict[str, Any]) -> None:
     mx.random.seed(0)  # some vectors (decays of recurrent layers) are drawn when the model is made
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
+    dtype = getattr(mx, config.get("torch_dtype", "float32"))
+    # Some parameters (decays of recurrent layers) stay fp32 in every converted checkpoint.
+    casts = getattr(model, "cast_predicate", None)
     weights = {}
     for number, (name, value) in enumerate(sorted(tree_flatten(model.parameters()))):
-        weights[name] = draw(name, value, mx.random.key(number))
+        drawn = draw(name, value, mx.random.key(number))
+        weights[name] = drawn.astype(dtype) if casts is None or casts(name) else drawn
     model.update(tree_unflatten(list(weights.items())))
     mx.eval(model.parameters())
     mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})

@@ -36,6 +36,13 @@ def tiny_config(
     return config | widths | {"head_dim": hidden // heads}
 
 
+def without_experts(config: Config) -> Config:
+    """Return the config of the same architecture with a dense block in each layer."""
+    layers = config.get("num_hidden_layers", 0)
+    dense = {"mlp_only_layers": list(range(layers)), "first_k_dense_replace": layers}
+    return config | {name: value for name, value in dense.items() if name in config}
+
+
 def _shared(hidden: int, context: int) -> Config:
     return {
         "hidden_size": hidden,
