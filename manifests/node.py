@@ -64,11 +64,13 @@ class PressureLevel(StrEnum):
 class GuardInForce(Reported):
     """The memory guard a node follows, and what it makes of this machine. Units: bytes.
 
-    Without a name it is the agent's own default. `ceiling_ratio` below 1 means ceilings lowered
-    after kernel panics; `paused` that new requests wait while others run.
+    Without a name it is the agent's own default. `generation` is that of the guard's spec.
+    `ceiling_ratio` below 1 means ceilings lowered after kernel panics; `paused` that new requests
+    wait while others run.
     """
 
     name: str = ""
+    generation: int = 0
     tier: str = ""
     soft_bytes: int = 0
     hard_bytes: int = 0
@@ -82,11 +84,13 @@ class GuardInForce(Reported):
 class CacheInForce(Reported):
     """The cache budget a node follows, and what its engines hold. Units: bytes.
 
-    Without a name it is the agent's own default. Engines that name another budget are counted in
-    what is used, not in the sizes. `reason` is empty while the disk tier does all it should.
+    Without a name it is the agent's own default. `generation` is that of the budget's spec.
+    Engines that name another budget are counted in what is used, not in the sizes. `reason` is
+    empty while the disk tier does all it should.
     """
 
     name: str = ""
+    generation: int = 0
     directory: str = Field(default="", description="empty: no SSD tier")
     ssd_used_bytes: int = 0
     ssd_size_bytes: int = 0

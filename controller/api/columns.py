@@ -180,6 +180,13 @@ def _node_count(obj: RawObject, _now: float) -> Cell:
     return len(dig(obj, "status", "nodes") or ())
 
 
+def _in_force(obj: RawObject, _now: float) -> Cell:
+    held = _condition(obj, "InForce")
+    if held is None:
+        return "Unknown"
+    return "True" if held.status is ConditionStatus.TRUE else held.reason
+
+
 def _hot_size(obj: RawObject, _now: float) -> Cell:
     return _text(dig(obj, "spec", "hot", "size"))
 
@@ -261,7 +268,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         NAME,
         Column("Tier", _at("spec", "tier")),
         Column("Margin", _at("spec", "prefillTransientMargin")),
-        Column("Nodes", _node_count, type="integer"),
+        Column("Nodes", _node_count, type="integer", description="how many follow it"),
+        Column("In-Force", _in_force, description="True, or the reason why not yet"),
         AGE,
         Column("Selector", _selector, 1),
         Column("Custom-Ceiling", _at("spec", "customCeiling"), 1),
@@ -270,7 +278,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         NAME,
         Column("SSD", _ssd_size),
         Column("Hot", _hot_size),
-        Column("Nodes", _node_count, type="integer"),
+        Column("Nodes", _node_count, type="integer", description="how many follow it"),
+        Column("In-Force", _in_force, description="True, or the reason why not yet"),
         AGE,
         Column("Selector", _selector, 1),
         Column("Isolation", _at("spec", "isolation"), 1),

@@ -12,6 +12,7 @@ import aiohttp
 
 from controller.placement.fleet import NodeView
 from controller.reconcile.event_pruner import EventPruner
+from controller.reconcile.following import FollowingWatch, build_following
 from controller.reconcile.garbage import GarbageCollector
 from controller.reconcile.inspect import HttpInspector
 from controller.reconcile.leases import LeaseRules, NodeHealth
@@ -74,6 +75,10 @@ class Reconcilers:
         self.collector = Controller(
             "garbage", garbage.reconcile, keys=garbage.keys, resync_seconds=resync_seconds
         )
+        self.guards, self.budgets = build_following(
+            objects, self.informers, self.fleet, resync_seconds
+        )
+        self._following = FollowingWatch(self.guards, self.budgets)
         self._uids: dict[tuple[str, str], str] = {}
         self._node_news: dict[str, NodeView | None] = {}
         self._subscribe()
@@ -86,7 +91,7 @@ class Reconcilers:
     @property
     def controllers(self) -> tuple[Controller, ...]:
         """The loops, for metrics."""
-        return (self.models, self.nodes, self.collector)
+        return (self.models, self.nodes, self.collector, self.guards, self.budgets)
 
     async def run(self) -> None:
         """Reconcile until cancelled; no decision is made before everything is known once."""
@@ -109,6 +114,8 @@ class Reconcilers:
 
     def _subscribe(self) -> None:
         self.informers["models"].subscribe(self.models.enqueue)
+        self.informers["memoryguards"].subscribe(self.guards.enqueue)
+        self.informers["cachebudgets"].subscribe(self.budgets.enqueue)
         self.informers["engines"].subscribe(self._engine_changed)
         self.informers["nodes"].subscribe(self._node_changed)
         for plural, informer in self.informers.items():
@@ -116,6 +123,7 @@ class Reconcilers:
 
     def _engine_changed(self, name: str) -> None:
         engine = self.fleet.engine(name)
+        self._following.engine_changed(name, engine)
         if engine is not None:
             self.models.enqueue(engine.spec.model)
             self.nodes.enqueue(engine.spec.node)
@@ -129,6 +137,7 @@ class Reconcilers:
             # A return is worth knowing before the next tick: work may be waiting for the node.
             self._watch.tick()
         node = self.fleet.node(name)
+        self._following.node_changed(name, node)
         view = None if node is None else _coarse(observe_node(node, NodeHealth.FRESH))
         if view != self._node_news.get(name):
             self._node_news[name] = view

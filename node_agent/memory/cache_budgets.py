@@ -23,6 +23,7 @@ class FollowedBudget:
 
     name: str
     spec: CacheBudgetSpec
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def choose_budget(
     chosen = select_by_labels(budgets, labels)
     if chosen is None:
         return FollowedBudget("", default)
-    return FollowedBudget(chosen.metadata.name or "", chosen.spec)
+    meta = chosen.metadata
+    return FollowedBudget(meta.name or "", chosen.spec, meta.generation or 0)
 
 
 def plan_directory(spec: CacheBudgetSpec, places: CachePlaces) -> str:

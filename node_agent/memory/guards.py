@@ -16,6 +16,7 @@ class FollowedGuard:
 
     name: str
     spec: MemoryGuardSpec
+    generation: int = 0
 
 
 def choose_guard(
@@ -25,4 +26,5 @@ def choose_guard(
     chosen = select_by_labels(guards, labels)
     if chosen is None:
         return FollowedGuard("", default)
-    return FollowedGuard(chosen.metadata.name or "", chosen.spec)
+    meta = chosen.metadata
+    return FollowedGuard(meta.name or "", chosen.spec, meta.generation or 0)

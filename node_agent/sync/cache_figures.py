@@ -114,6 +114,7 @@ def describe_node_cache(
     spec = budget.spec
     return CacheInForce(
         name=budget.name,
+        generation=budget.generation,
         directory=directory,
         ssd_used_bytes=sum(size for size, _ in used.values()),
         ssd_size_bytes=spec.ssd.size.bytes if directory else 0,

@@ -26,6 +26,7 @@ _LOG = structlog.get_logger(__name__)
 class _Named(Reported):
     name: str
     spec: CacheBudgetSpec
+    generation: int = 0
 
 
 class _Saved(Reported):
@@ -80,8 +81,8 @@ class CacheFollower:
 
     def _save(self, node: FollowedBudget, own: Mapping[str, FollowedBudget]) -> None:
         saved = _Saved(
-            node=_Named(name=node.name, spec=node.spec) if node.name else None,
-            engines={engine: _Named(name=one.name, spec=one.spec) for engine, one in own.items()},
+            node=_named(node) if node.name else None,
+            engines={engine: _named(one) for engine, one in own.items()},
         )
         if saved == self._written:
             return
@@ -95,7 +96,11 @@ class CacheFollower:
 
 
 def _followed(one: _Named) -> FollowedBudget:
-    return FollowedBudget(one.name, one.spec)
+    return FollowedBudget(one.name, one.spec, one.generation)
+
+
+def _named(one: FollowedBudget) -> _Named:
+    return _Named(name=one.name, spec=one.spec, generation=one.generation)
 
 
 def _load(file: Path) -> _Saved | None:

@@ -5,7 +5,6 @@ Pure. Called for each status report; the lease keeper writes them. Units: bytes.
 
 from dataclasses import dataclass, field
 
-from manifests.guard import MemoryGuardSpec
 from manifests.meta import Condition, ConditionStatus, set_condition
 from manifests.node import (
     AGENT_STOPPED,
@@ -16,6 +15,7 @@ from manifests.node import (
 )
 from manifests.units import MIB, format_bytes
 from node_agent.memory.books import MemoryState
+from node_agent.memory.guards import FollowedGuard
 from node_agent.memory.limits import compute_watermarks
 from node_agent.memory.stranded_plan import Stranded
 from node_agent.sync.cache_figures import DISK_FULL
@@ -64,13 +64,13 @@ class NodeNow:
     health: HealthNow = field(default_factory=HealthNow)
 
 
-def describe_guard(
-    name: str, spec: MemoryGuardSpec, ceilings: Ceilings, health: HealthNow
-) -> GuardInForce:
+def describe_guard(followed: FollowedGuard, ceilings: Ceilings, health: HealthNow) -> GuardInForce:
     """Return the guard in force with the marks it makes of these ceilings."""
+    spec = followed.spec
     marks = compute_watermarks(ceilings, spec)
     return GuardInForce(
-        name=name,
+        name=followed.name,
+        generation=followed.generation,
         tier=spec.tier.value,
         soft_bytes=marks.soft_bytes,
         hard_bytes=marks.hard_bytes,

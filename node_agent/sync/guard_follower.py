@@ -29,7 +29,7 @@ class GuardFollower:
     def in_force(self) -> GuardInForce:
         """Return the node's guard with what it makes of the newest reading."""
         ceilings = self._arbiter.state().ceilings
-        return describe_guard(self._followed.name, self._followed.spec, ceilings, self._health())
+        return describe_guard(self._followed, ceilings, self._health())
 
     def follow(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleet import ROOT, Fleet, condition, eventually, running_fleet
+from tests.support.fleet import API, ROOT, Fleet, condition, eventually, running_fleet
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.processes
@@ -174,6 +174,44 @@ def test_tenants_share_nothing_where_the_budget_isolates_them(fleet: Fleet) -> N
     assert ask(fleet, "What?", key="bob")[1] == 0
     assert ask(fleet, "What?", key="alice")[1] > 200
     assert ask(fleet, "What?", key="alice", cache_salt="apart")[1] == 0
+
+
+def test_a_budget_and_a_guard_tell_who_follows_them_and_whether_an_edit_took_effect(
+    fleet: Fleet,
+) -> None:
+    follow(fleet)
+    guard = {"kind": "MemoryGuard", "metadata": {"name": "careful"}, "spec": {"tier": "balanced"}}
+    fleet.apply(guard)
+    fleet.serve("tiny", tiny_model("llama"))
+
+    def told(plural: str, name: str) -> tuple[Any, ...]:
+        found = fleet.find(plural, name)
+        assert found is not None
+        status, generation = found["status"], found["metadata"]["generation"]
+        held = [one for one in status["conditions"] if one["type"] == "InForce"]
+        if [one["observedGeneration"] for one in held] != [generation]:
+            return ()
+        assert status["observedGeneration"] == generation
+        return (held[0]["reason"], status["nodes"])
+
+    for plural, name in (("cachebudgets", "lab"), ("memoryguards", "careful")):
+        eventually(
+            lambda: told(plural, name) == ("InForce", ["node-1"]),  # noqa: B023 - called at once
+            f"{name} is followed by the node",
+        )
+    fleet.apply(budget(blockTokens=64))
+    eventually(lambda: told("cachebudgets", "lab")[:1] == ("EnginesBehind",), "an engine is behind")
+    fleet.apply({**guard, "spec": {"tier": "aggressive"}})
+    eventually(lambda: told("memoryguards", "careful")[:1] == ("InForce",), "the edit took effect")
+    node = fleet.find("nodes", "node-1")
+    assert node is not None
+    assert node["status"]["guard"]["tier"] == "aggressive"
+    fleet.delete_model("tiny")
+    eventually(lambda: told("cachebudgets", "lab")[:1] == ("InForce",), "nothing is left to do")
+    shown = mlxctl(fleet, "get", "cachebudgets").splitlines()
+    columns = dict(zip(shown[0].split(), shown[1].split(), strict=True))
+    assert (columns["NODES"], columns["IN-FORCE"]) == ("1", "True")
+    fleet.api.request("DELETE", f"{API}/memoryguards/careful")
 
 
 def test_a_disk_that_is_not_there_degrades_the_node_until_it_is_attached(

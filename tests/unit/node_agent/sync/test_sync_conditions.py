@@ -8,10 +8,12 @@ from manifests.node import CeilingName, Ceilings, PressureLevel
 from manifests.units import GIB
 from node_agent.host.base import KernelPanic
 from node_agent.memory.books import MemoryState
+from node_agent.memory.guards import FollowedGuard
 from node_agent.memory.stranded_plan import Stranded
 from node_agent.sync.conditions import HealthNow, NodeNow, describe_guard, plan_conditions
 from node_agent.sync.panics_plan import PanicStanding
 
+CAREFUL = FollowedGuard("careful", MemoryGuardSpec(tier=Tier.SAFE), generation=7)
 STAMP = "2026-11-28T00:00:00Z"
 
 
@@ -32,7 +34,7 @@ def conditions(
 ) -> dict[str, Condition]:
     limits, health = limits or ceilings(), health or HealthNow()
     memory = MemoryState(capacity_bytes=64 * GIB, ceilings=limits, used_bytes=44 * GIB)
-    guard = describe_guard("careful", MemoryGuardSpec(tier=Tier.SAFE), limits, health)
+    guard = describe_guard(CAREFUL, limits, health)
     found = plan_conditions((), NodeNow(memory, 1, guard=guard, health=health), 3, STAMP)
     return {item.type: item for item in found}
 
@@ -94,7 +96,7 @@ def test_stranded_memory_asks_for_a_reboot_by_the_engines_name() -> None:
 
 def test_the_guard_in_force_shows_its_marks() -> None:
     health = HealthNow(paused=True, panics=panicked(1).panics)
-    guard = describe_guard("careful", MemoryGuardSpec(tier=Tier.SAFE), ceilings(), health)
+    guard = describe_guard(CAREFUL, ceilings(), health)
     assert (guard.name, guard.tier, guard.paused) == ("careful", "safe", True)
     assert guard.soft_bytes == int(0.85 * 48 * GIB)
     assert guard.emergency_bytes == 48 * GIB
