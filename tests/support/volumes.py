@@ -32,6 +32,10 @@ class Volume:
         _run("mount", "-t", "tmpfs", "-o", words, "tmpfs", str(self._drive))
         self.plug()
 
+    def resize(self, size: str) -> None:
+        """Make the drive larger, as when others leave it."""
+        _run("mount", "-o", f"remount,size={size}", str(self.path))
+
     def plug(self) -> None:
         """Plug the drive in, as it was left."""
         _run("mount", "--bind", str(self._drive), str(self.path))
