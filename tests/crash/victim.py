@@ -24,7 +24,8 @@ from tests.support.mlx_engine import BareEngine
 _START_SECONDS = 2.0  # about what a start takes; kills at the start come within it
 _ANYWHERE_SECONDS = 0.05
 _IN_WRITE_SECONDS = 0.001
-_WRITE_WAIT_SECONDS = 3.0
+_WRITE_WAIT_SECONDS = 1.0
+_POLL_SECONDS = 0.0002
 
 Answers = dict[Prompt, list[int]]
 
@@ -108,7 +109,7 @@ class Victim:
             return
         deadline = time.monotonic() + _WRITE_WAIT_SECONDS
         while not self._is_writing() and time.monotonic() < deadline:
-            pass
+            time.sleep(_POLL_SECONDS)
         time.sleep(_IN_WRITE_SECONDS * kill.fraction)
 
     def _is_writing(self) -> bool:
