@@ -1,6 +1,7 @@
 """A disk that is full to the last byte: its index has no room to note what goes."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_a_disk_of_any_size_keeps_taking_blocks(volume: Volume, pages: int) -> N
     assert open_disk(volume.path / "cache", LARGE).link.state.ready
 
 
-def test_a_cache_on_a_full_disk_can_be_opened_and_makes_itself_room(volume: Volume) -> None:
+def test_a_cache_on_a_full_disk_makes_itself_room(volume: Volume) -> None:
     volume.mount("1m")
     disk = open_disk(volume.path / "cache", LARGE)
     for seed in range(3):
@@ -59,3 +60,23 @@ def test_a_cache_on_a_full_disk_can_be_opened_and_makes_itself_room(volume: Volu
         disk.store.put(block(long_chain(1, seed=seed), 0, payload=PAYLOAD))
     assert readable(disk, 13)
     assert disk.link.state.ready
+
+
+def test_a_full_disk_is_opened_after_a_process_died_on_it(volume: Volume) -> None:
+    volume.mount("1m")
+    disk = open_disk(volume.path / "cache", LARGE)
+    for seed in range(3):
+        disk.store.put(block(long_chain(1, seed=seed), 0, payload=PAYLOAD))
+    disk.link.close()
+    dead = "0" * 32
+    (volume.path / "cache" / "owners" / dead).touch()
+    with sqlite3.connect(volume.path / "cache" / "index.db") as index:
+        claim = (f"tmp-{dead}-0", b"x", b"y", dead, 4096)
+        index.execute("INSERT INTO writing VALUES (?, ?, ?, ?, ?)", claim)
+    index.close()
+    volume.fill()
+    again = open_disk(volume.path / "cache", LARGE)
+    assert again.link.state.ready
+    assert sum(readable(again, seed) for seed in range(3)) == 2
+    figures, _ = again.store.figures()
+    assert figures.blocks == len(again.blocks()) == 2
