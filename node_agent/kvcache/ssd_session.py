@@ -13,7 +13,7 @@ from node_agent.kvcache.ssd_database import Database, delete_database
 from node_agent.kvcache.ssd_directory import CacheDirectory
 from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import SsdIndex
-from node_agent.kvcache.ssd_owner import Owner, dead_owners, forget, is_alive
+from node_agent.kvcache.ssd_owner import Owner, dead_owners, forget, forget_nameless, is_alive
 from node_agent.kvcache.ssd_survey import Survey, make_index_room, survey, temporary_name
 
 
@@ -69,6 +69,7 @@ def open_session(path: Path, memory_file: Path | None, suspect: bool = False) ->
             settle_dead(directory, database)
             for token in dead:
                 forget(directory.owners, token)
+            forget_nameless(directory.owners)
             owner = Owner(directory.owners)
         except BaseException:
             database.close()

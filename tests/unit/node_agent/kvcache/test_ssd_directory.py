@@ -250,8 +250,10 @@ def test_leftovers_of_dead_processes_are_removed_and_files_of_living_ones_kept(t
     blocks = tmp_path / "cache" / "blocks"
     for token in (owner.name, "0" * 32):
         (blocks / f"tmp-{token}-7").write_bytes(b"half a block")
+    (owner.parent / f".{'0' * 32}").touch()
     (tmp_path / "cache" / "index.db").unlink()
     second = open_disk(tmp_path / "cache")
+    assert len(list(owner.parent.iterdir())) == 2
     assert [path.name for path in blocks.glob("tmp-*")] == [f"tmp-{owner.name}-7"]
     assert held(second) == [0, 1, 2]
     living.link.close()
