@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -107,10 +108,20 @@ class Victim:
         if kill.moment is Moment.ANYWHERE:
             time.sleep(_ANYWHERE_SECONDS * kill.fraction)
             return
+        self._stop_in_write(kill.fraction)
+
+    def _stop_in_write(self, fraction: float) -> None:
+        """Stop the engine while a file is half written; it is killed as it stands."""
         deadline = time.monotonic() + _WRITE_WAIT_SECONDS
-        while not self._is_writing() and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        time.sleep(_IN_WRITE_SECONDS * kill.fraction)
+            if not self._is_writing():
+                continue
+            time.sleep(_IN_WRITE_SECONDS * fraction)
+            self._engine.process.send_signal(signal.SIGSTOP)
+            if self._is_writing():
+                return
+            self._engine.process.send_signal(signal.SIGCONT)
 
     def _is_writing(self) -> bool:
         with os.scandir(self._blocks) as entries:
