@@ -57,7 +57,9 @@ def plan_kill(source: random.Random) -> Kill:
     """Draw the moment of a kill."""
     moments, weights = list(Moment), (1, 4, 5)
     moment = source.choices(moments, weights)[0]
-    return Kill(moment, source.randrange(80), source.random())
+    # Most is written soon after the load began.
+    events = source.randrange(80 if moment is Moment.ANYWHERE else 8)
+    return Kill(moment, events, source.random())
 
 
 def plan_prompts(documents: int) -> tuple[Prompt, ...]:

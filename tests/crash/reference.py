@@ -4,6 +4,7 @@ Reads block files as bytes; imports no MLX.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +37,24 @@ class Reference:
 
 def observe_reference(model: Path, prompts: Sequence[Prompt], directory: Path) -> Reference:
     """Ask two engines that live long: one without a cache, one that keeps every block."""
-    with bare_engine(model, chunk_tokens=CHUNK_TOKENS) as cold:
-        answers = {prompt: ask(cold, prompt) for prompt in prompts}
-    cache = settings(directory, 1 << 30)
-    with cached_engine(model, cache, chunk_tokens=CHUNK_TOKENS) as keeper:
-        await_report(keeper)
-        for prompt in prompts:
-            assert ask(keeper, prompt) == answers[prompt]
+    with ThreadPoolExecutor(2) as pool:
+        cold = pool.submit(_ask_cold, model, prompts)
+        keeper = pool.submit(_ask_keeper, model, prompts, directory)
+    answers = cold.result()
+    assert keeper.result() == answers
     return Reference(answers, {path.name: path for path in block_files(directory)})
+
+
+def _ask_cold(model: Path, prompts: Sequence[Prompt]) -> dict[Prompt, list[int]]:
+    with bare_engine(model, chunk_tokens=CHUNK_TOKENS) as engine:
+        return {prompt: ask(engine, prompt) for prompt in prompts}
+
+
+def _ask_keeper(model: Path, prompts: Sequence[Prompt], directory: Path) -> dict[Prompt, list[int]]:
+    cache = settings(directory, 1 << 30)
+    with cached_engine(model, cache, chunk_tokens=CHUNK_TOKENS) as engine:
+        await_report(engine)
+        return {prompt: ask(engine, prompt) for prompt in prompts}
 
 
 def ask(engine: BareEngine, prompt: Prompt) -> list[int]:
