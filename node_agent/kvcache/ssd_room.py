@@ -141,12 +141,10 @@ def make_way(session: Session, folder: int, outcome: PutOutcome) -> bool:
     """
     if outcome is PutOutcome.INDEX_FULL:
         gone = make_index_room(session.directory, folder)
-        if not gone:
-            raise TierFault(TierReason.FULL, f"{session.directory.path}: no room for the index")
         with session.database.transaction() as connection:
             for digest in gone:
                 remove_block(connection, digest)
-        return True
+        return bool(gone)
     return outcome is PutOutcome.NO_ROOM and settle_dead(session.directory, session.database) > 0
 
 

@@ -26,7 +26,7 @@ from node_agent.kvcache.block_format import (
 from node_agent.kvcache.restore_plan import wanted_digests
 from node_agent.kvcache.ssd_budget import SsdBudget, allowed_bytes, disk_bytes
 from node_agent.kvcache.ssd_claims import Claim, end_lease, end_write, lease
-from node_agent.kvcache.ssd_health import TierFault
+from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import Figures, add_block, remove_block, touch_blocks
 from node_agent.kvcache.ssd_link import SsdLink
 from node_agent.kvcache.ssd_room import (
@@ -143,6 +143,9 @@ class SsdStore:
                 outcome, claim = _reserve(self.link, session, folder, wanted)
                 if make_way(session, folder, outcome):
                     outcome, claim = _reserve(self.link, session, folder, wanted)
+                if outcome is PutOutcome.INDEX_FULL:
+                    place = session.directory.path
+                    raise TierFault(TierReason.FULL, f"{place}: no room for the index's journal")
                 if claim is not None:
                     _write(self.link, session, folder, (block.header, encoded), claim)
                     self.link.proven()

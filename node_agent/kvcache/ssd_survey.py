@@ -84,19 +84,22 @@ def make_index_room(directory: CacheDirectory, folder: int) -> tuple[bytes, ...]
     """Delete blocks until a disk that is full lets the index be written; return their names.
 
     Their rows are the caller's: no row can be struck before. The newest go first; the older one
-    is, the more others hang on it. Raises: OSError.
+    is, the more others hang on it. What they take is counted, not seen: some file systems give
+    deleted bytes back late or, for a snapshot's sake, not at all. Raises: OSError.
     """
-    if directory.free_bytes() >= INDEX_ROOM_BYTES:
+    room_bytes = directory.free_bytes()
+    if room_bytes >= INDEX_ROOM_BYTES:
         return ()
     found = sorted(_list(folder), key=lambda entry: entry.used_at, reverse=True)
     _remove_leftovers(directory, folder, tuple(found))
     gone: list[bytes] = []
     for entry in found:
-        if directory.free_bytes() >= INDEX_ROOM_BYTES:
+        if room_bytes >= INDEX_ROOM_BYTES:
             break
         if match := _BLOCK_NAME.fullmatch(entry.name):
             directory.set_aside(folder, entry.name)
             gone.append(bytes.fromhex(match[1]))
+            room_bytes += entry.size_bytes
     return tuple(gone)
 
 
