@@ -5,6 +5,7 @@ wrong. Exit code 0: there were none; 1: there were.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=Plan().kills)
     parser.add_argument("--seed", type=int, default=Plan().seed)
     given = parser.parse_args(arguments)
+    # A terminated run still ends its engines and removes its directory.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="mlxfleet-crash-") as directory:
         record = run(Plan(given.kills, given.seed), Path(directory), tell)
     print(render(record), flush=True)
