@@ -126,7 +126,8 @@ class Feeder:
             return
         step = self._runner.join(row.uid, apart=apart)
         fed.joined.append(row)
-        fed.events.append(_progress(row, step))
+        if step.chunk_tokens:
+            fed.events.append(_progress(row, step))
 
     def _stop(self, row: FedRow, decision: Decision, fed: Fed) -> None:
         """Carry out a decision that lets the row feed nothing now."""

@@ -131,7 +131,7 @@ class FeedingLine:
                 self._rows.append(row)
                 turn.left_tokens -= step.chunk_tokens
                 need_tokens -= step.chunk_tokens
-        if need_tokens == 0:
+        if need_tokens <= 0:
             self._feeder.join(row, turn.fed, alone=alone)
         self._settle(turn.fed)
 

@@ -128,7 +128,10 @@ class Gatekeeper:
             return Run()
         chunk = NextChunk(
             wanted_tokens,
-            lambda tokens: correction.apply(forecast.chunk_bytes(held_tokens, tokens)),
+            lambda tokens: (
+                correction.apply(forecast.chunk_bytes(held_tokens, tokens))
+                + forecast.logits_bytes(tokens if held_tokens + tokens == total_tokens else 0)
+            ),
             lambda tokens: correction.apply(
                 forecast.finish_bytes(held_tokens, total_tokens, tokens)
             ),

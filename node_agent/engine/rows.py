@@ -92,7 +92,10 @@ class PromptFeeding(Protocol):
         ...
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
-        """Return what the next chunk would feed; 0 when only the last token is left."""
+        """Return what the next chunk would feed; 0 when at most the last token is left.
+
+        A short last chunk has the last token too.
+        """
         ...
 
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
@@ -130,7 +133,17 @@ class RowRunner(Protocol):
         ...
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
-        """Feed a row's last token and decode it from now on, with others or in its own batch."""
+        """Decode a row from now on, with others or in its own batch.
+
+        Its last token is fed if it is not fed yet; the step says whether.
+        """
+        ...
+
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        """Return first tokens that are known already; `decode` does not return them again.
+
+        Decoding a row begins with the forward pass for its second token.
+        """
         ...
 
     def decode(self) -> tuple[TokenStep, ...]:

@@ -87,6 +87,9 @@ class CountingRunner:
         self.joined.append(uid)
         return PrefillStep(uid, total, total, 1, 0.0)
 
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        return ()
+
     def decode(self) -> tuple[TokenStep, ...]:
         return tuple(self._decode(uid) for uid in list(self.joined))
 

@@ -116,9 +116,9 @@ def test_a_cancelled_row_leaves_its_blocks_and_frees_those_who_waited():
             if isinstance(event, Tokens) and event.request_id == "first"
             for token in event.ids
         ]
-        # What the cancelled row had said is there for the next turn.
+        # What the cancelled row had said is there for the next turn, but for a token just drawn.
         turn = run(engine, "turn", [*shared, *said, 5, 6])
-        assert cached_tokens(turn) >= 1500 + len(said)
+        assert cached_tokens(turn) >= 1500 + len(said) - 1
 
 
 def test_keys_keep_rows_apart_and_names_of_what_is_held_are_told():
