@@ -68,6 +68,8 @@ class BatchRunner:
         self._told.discard(uid)
         prefix = self._kept.pop(uid, None)
         if self._feeding.pop(uid, None) is not None:
+            if prefix is not None:
+                prefix.close()
             return
         for group in self._groups:
             if uid in group.uids:

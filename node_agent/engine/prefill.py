@@ -60,14 +60,17 @@ class RowPrefill:
         return chunk_tokens + (ends and takes_last(chunk_tokens, last_tokens, limit_tokens, stops))
 
     def restore_bytes(self) -> int:
-        """Return what starting from stored blocks would take; 0 when there is no need."""
+        """Return what starting from stored blocks still takes; 0 when there is no need."""
         return 0 if self._prefix is None else self._prefix.restore_bytes()
 
-    def restore(self, uid: int) -> RestoreStep:
-        """Start from stored blocks instead of an empty cache."""
+    def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
+        """Start from stored blocks instead of an empty cache; None while there is more to do."""
         if self._prefix is None:
             return RestoreStep(uid)
-        cache, step = self._prefix.restore(uid)
+        done = self._prefix.restore(uid, wait_seconds)
+        if done is None:
+            return None
+        cache, step = done
         if cache is not None:
             self._cache, self._fed_tokens = cache, step.tokens
         return step

@@ -80,11 +80,14 @@ class PromptFeeding(Protocol):
         ...
 
     def restore_bytes(self) -> int:
-        """Return what starting from stored blocks would take; 0 when there is no need."""
+        """Return what starting from stored blocks still takes; 0 when there is no need."""
         ...
 
-    def restore(self, uid: int) -> RestoreStep:
-        """Start from stored blocks; nothing has been fed yet."""
+    def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
+        """Do a piece of the start from stored blocks; None while there is more to do.
+
+        Nothing has been fed yet. It waits so long for blocks at most.
+        """
         ...
 
     def start_cold(self) -> None:

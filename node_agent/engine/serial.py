@@ -71,6 +71,8 @@ class SerialRunner:
     def remove(self, uid: int, *, keep: bool = False) -> None:
         """Drop the row; with `keep` what it decoded is stored first."""
         row = self._rows.pop(uid)
+        if row.prefix is not None:
+            row.prefix.close()
         if keep and row.joined:
             _keep(row, finished=True)
 
