@@ -122,9 +122,14 @@ class FeedingLine:
         """Feed a row what the turn has left for it, and let it join when it is through."""
         # Nobody else has anything to do meanwhile.
         wait_seconds = RESTORE_WAIT_SECONDS if turn.until_seconds is None else 0.0
+        long = row.restoring
         if not self._feeder.restore(row, turn.fed, alone=alone, wait_seconds=wait_seconds):
             turn.restored = turn.restored or row.restoring
             self._settle(turn.fed)
+            return
+        if long and turn.until_seconds is not None:
+            # The last piece was this turn's work; a forward pass behind so much is the next one's.
+            turn.restored = True
             return
         need_tokens = len(row.command.prompt) - 1 - self._runner.prompt(row.uid).fed_tokens
         if need_tokens > 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node_agent.engine.batch import BatchRunner
-from node_agent.engine.kv_codec import KvCodec
+from node_agent.engine.kv_codec import Building, KvCodec
 from node_agent.engine.loading import LoadedModel, load
 from node_agent.engine.messages import CacheSettings, Event, Load, Tokens
 from node_agent.engine.meter import MemoryMeter
@@ -26,6 +26,7 @@ from node_agent.engine.prefill import RowPrefill
 from node_agent.engine.prefix_cache import PrefixCache
 from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.scheduler import Scheduler
+from node_agent.kvcache.restoring import Restoring
 from node_agent.kvcache.ssd_store import SsdStore
 from node_agent.kvcache.tiers import CacheTiers
 from tests.support.cached_engine import prompt, row
@@ -42,10 +43,9 @@ SHARED_TOKENS = PROMPT_TOKENS - ENDING_TOKENS
 PARTS: dict[str, list[tuple[type, str]]] = {
     "names (hashes)": [(PrefixCache, "name")],
     "lookup": [(CacheTiers, "plan"), (CacheTiers, "holds"), (SsdStore, "contains")],
-    "leases": [(SsdStore, "leased")],
-    "read and proof": [(SsdStore, "get")],
+    "wait for reads": [(Restoring, "poll")],
+    "build": [(KvCodec, "begin"), (Building, "step")],
     "restore, the rest": [(RowPrefill, "restore")],
-    "build": [(KvCodec, "build")],
     "forward: chunks": [(RowPrefill, "feed")],
     "forward: join": [(BatchRunner, "join")],
     "first token": [(BatchRunner, "decode")],
@@ -111,6 +111,8 @@ class Engine:
         memory = MemoryMeter()
         command = Load(model_path=str(SMOLLM2), model_fingerprint="smollm2", cache=cache)
         loaded: LoadedModel = load(command, lambda _done, _total: None, memory, self.store)
+        assert loaded.prefixes is not None
+        self.prefixes = loaded.prefixes
         self.scheduler = Scheduler(
             loaded.runner, loaded.vocab_size, memory, loaded.forecast, prefixes=loaded.prefixes
         )
