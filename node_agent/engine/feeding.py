@@ -139,7 +139,8 @@ class FeedingLine:
             step = self._feeder.feed_chunk(row, limit_tokens, turn.fed, alone=alone)
             if step is not None:
                 held_tokens = step.done_tokens - step.chunk_tokens
-                self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds)
+                rest = step.chunk_tokens < limit_tokens
+                self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds, rest=rest)
                 # Behind the others now.
                 self._rows.remove(row)
                 self._rows.append(row)
