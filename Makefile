@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint check bench torture models clean venv
+.PHONY: demo test lint check bench torture crash models clean venv
 
 venv: $(STAMP)
 
@@ -44,6 +44,11 @@ SEED            ?= 1
 GUARD           ?= both
 torture: models
 	@$(BIN)/python -m tests.torture --seconds $(TORTURE_SECONDS) --seed $(SEED) --guard $(GUARD)
+
+# Engines killed with -9 while they serve and write; a block that is trusted is right, or this fails.
+CRASHES ?= 200
+crash: models
+	@$(BIN)/python -m tests.crash --kills $(CRASHES) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) .models .mlxfleet build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,8 @@ cache (weights, config, kinds and precision of the layers), never for a model's 
 
 Inside a block there is a cut after every `CUT_TOKENS` tokens, so that a sequence that turns off
 in the middle of a block can use its beginning. Names of cuts are keyed as `ids_digest` is: with
-them short pieces of a prompt could be guessed one after the other.
+them short pieces of a prompt could be guessed one after the other. A mark is such a name after any
+number of tokens; a block carries all of its own, so that what is shared is known to one token.
 """
 
 import hashlib
@@ -162,9 +163,17 @@ class PrefixChain:
 
         The first names `CUT_TOKENS` tokens, the second twice as many: these ids after this parent.
         """
-        if count < CUT_TOKENS:
-            return ()
-        ids, step = self._slice(index, count), CUT_TOKENS * TOKEN_BYTES
+        return self._names(index, count, CUT_TOKENS) if count >= CUT_TOKENS else ()
+
+    def marks(self, index: int, count: int) -> bytes:
+        """Return the marks of the first `count` tokens of a block: `CUT_BYTES` after each token.
+
+        Every `CUT_TOKENS`th is the cut there.
+        """
+        return b"".join(self._names(index, count, 1)) if count else b""
+
+    def _names(self, index: int, count: int, every_tokens: int) -> tuple[bytes, ...]:
+        ids, step = self._slice(index, count), every_tokens * TOKEN_BYTES
         hasher = hashlib.blake2b(
             self.parent(index), key=self.ids_key, digest_size=CUT_BYTES, person=_CUT_TAG
         )

@@ -38,6 +38,9 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
+        # Rows whose first token is to be told, and those whose first was told before `decode`.
+        self._first: list[Any] = []
+        self._told: set[int] = set()
 
     @property
     def max_rows(self) -> int:
@@ -62,8 +65,11 @@ class BatchRunner:
     def remove(self, uid: int, *, keep: bool = False) -> None:
         """Drop a row between steps; with `keep` what it decoded is stored first."""
         del self._commands[uid]
+        self._told.discard(uid)
         prefix = self._kept.pop(uid, None)
         if self._feeding.pop(uid, None) is not None:
+            if prefix is not None:
+                prefix.close()
             return
         for group in self._groups:
             if uid in group.uids:
@@ -86,9 +92,11 @@ class BatchRunner:
         return plan_join(group.cache, row, len(group.uids) + 1)
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
-        """Feed a row's last token and decode it from the next step on."""
+        """Feed a row's last token if it is not fed, and decode it from the next step on."""
         command, group = self._commands[uid], None if apart else self._choose_group(uid)
-        cache = self._feeding.pop(uid).hand_over()
+        prefill = self._feeding.pop(uid)
+        last_tokens, logits = len(command.prompt) - prefill.fed_tokens, prefill.take_logits()
+        cache = prefill.hand_over()
         no_stops = command.ignore_eos or not command.stop_token_ids
         newcomer = Newcomer(
             uid=uid,
@@ -99,13 +107,25 @@ class BatchRunner:
             if no_stops
             else StopSequences([[token] for token in command.stop_token_ids]),
             processors=processors_for(command.sampling, len(command.prompt)),
+            logits=logits,
         )
         if group is None:
-            self._groups.append(DecodeGroup(self._model, newcomer, cache))
+            group = DecodeGroup(self._model, newcomer, cache)
+            self._groups.append(group)
         else:
             group.add(newcomer, cache)
+        first = group.first_token
+        # How a row ends is for `decode` to say.
+        if command.max_tokens > 1 and (no_stops or first.token not in command.stop_token_ids):
+            self._first.append(first)
+            self._told.add(uid)
         total_tokens = len(command.prompt)
-        return PrefillStep(uid, total_tokens, total_tokens, 1, 0.0)
+        return PrefillStep(uid, total_tokens, total_tokens, last_tokens, 0.0)
+
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        """Return what the rows said first that have joined since the last call."""
+        responses, self._first = self._first, []
+        return self._read(responses)
 
     def decode(self) -> tuple[TokenStep, ...]:
         """Decode one token of each row that has joined."""
@@ -113,13 +133,14 @@ class BatchRunner:
         for group in self._groups:
             ours = group.decode()
             self._keep(group, ours)
-            responses += ours
+            responses += [one for one in ours if one.uid not in self._told]
+        self._told.clear()
         self._drop_empty_groups()
         return self._read(responses)
 
     def _choose_group(self, uid: int) -> DecodeGroup | None:
         lengths = [group.lengths_tokens for group in self._groups]
-        index = choose_group(lengths, self._feeding[uid].fed_tokens + 1)
+        index = choose_group(lengths, len(self._commands[uid].prompt))
         return None if index is None else self._groups[index]
 
     def _keep(self, group: DecodeGroup, responses: Sequence[Any]) -> None:

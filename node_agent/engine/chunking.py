@@ -6,6 +6,10 @@ from collections.abc import Sequence
 # never cross a step keep the buffers at whole steps, as the estimator counts them.
 STEP_TOKENS = 256
 
+# A last chunk this short takes the prompt's last token along, whose logits are wanted: one forward
+# pass less. In a wider one the logits of all its tokens would cost more than that pass.
+MOST_WITH_LAST_TOKENS = 32
+
 
 def cut_chunk(fed_tokens: int, last_tokens: int, limit_tokens: int, stops: Sequence[int]) -> int:
     """Return how many tokens the next chunk feeds; 0 when all but the last token are fed.
@@ -23,3 +27,14 @@ def cut_chunk(fed_tokens: int, last_tokens: int, limit_tokens: int, stops: Seque
             end = stop
             break
     return max(0, end - fed_tokens)
+
+
+def takes_last(
+    chunk_tokens: int, last_tokens: int, limit_tokens: int, stops: Sequence[int]
+) -> bool:
+    """Return whether a chunk that ends at `last_tokens` takes the token there along.
+
+    Not across a step boundary, and not where the cache is wanted as it stands before that token.
+    """
+    short = 0 < chunk_tokens < min(limit_tokens, MOST_WITH_LAST_TOKENS)
+    return short and last_tokens % STEP_TOKENS > 0 and last_tokens not in stops

@@ -22,7 +22,10 @@ from node_agent.engine.sampling import Processor, Sampler
 
 @dataclass(slots=True)
 class Newcomer:
-    """A row whose prompt is fed, all but its last token."""
+    """A row whose prompt is fed, all but its last token, or that one too.
+
+    `logits` are then what the last token said. Shapes: (1, 1, vocabulary).
+    """
 
     uid: int
     prompt: Sequence[int]
@@ -30,6 +33,7 @@ class Newcomer:
     sampler: Sampler
     stops: StopSequences
     processors: list[Processor] = field(default_factory=list)
+    logits: mx.array | None = None
 
 
 class DecodeGroup:
@@ -39,6 +43,7 @@ class DecodeGroup:
         """Start with one row. Mutates: empties `cache`."""
         self._model = model
         self._batch = self._run_last_token(newcomer, cache)
+        self._first = self._batch.first_token()
 
     @property
     def uids(self) -> list[int]:
@@ -58,11 +63,17 @@ class DecodeGroup:
     def add(self, newcomer: Newcomer, cache: list[Any]) -> None:
         """Take a row in. Mutates: empties `cache`."""
         other = self._run_last_token(newcomer, cache)
+        self._first = other.first_token()
         theirs, other.prompt_cache = other.prompt_cache, []
         for layer in self._batch.prompt_cache:
             layer.extend(theirs.pop(0))
             mx.eval(layer.state)
         self._batch.extend(other)
+
+    @property
+    def first_token(self) -> GenerationBatch.Response:
+        """What the last newcomer says first; `decode` returns it too, with how the row goes on."""
+        return self._first
 
     def remove(self, uid: int) -> None:
         """Drop a row."""
@@ -86,9 +97,10 @@ class DecodeGroup:
             layer = adopt(cache.pop(0))
             mx.eval(layer.state)
             merged.append(layer)
-        prompt = list(newcomer.prompt)
-        return _Batch(
-            self._model,
+        prompt, logits = list(newcomer.prompt), newcomer.logits
+        batch = _Batch(
+            # Its first step would feed the last token.
+            self._model if logits is None else lambda _inputs, cache: logits,  # noqa: ARG005
             [newcomer.uid],
             mx.array(prompt[-1:]),
             merged,
@@ -99,10 +111,17 @@ class DecodeGroup:
             [newcomer.stops],
             [newcomer.max_tokens],
         )
+        batch.model = self._model
+        return batch
 
 
 class _Batch(GenerationBatch):  # type: ignore[misc]
-    """A batch that shows a row's cache without copying it."""
+    """A batch that shows a row's cache without copying it, and what it has drawn already."""
+
+    def first_token(self) -> GenerationBatch.Response:
+        """Return the token that was drawn for the only row; the next one is not begun yet."""
+        (token,), (logprobs,) = self._next_tokens.tolist(), self._next_logprobs
+        return self.Response(self.uids[0], token, logprobs, None, None, None)
 
     def extract_cache(self, idx: int) -> list[Any]:
         """Return one row's cache."""

@@ -27,6 +27,7 @@ class FedRow:
     """One row whose prompt is not fed to its end yet.
 
     `stored_tokens` of it are stored, as far as is known; it was started from `cached_tokens`.
+    While it is `restoring`, its memory is granted and more is done at each turn.
     """
 
     command: Generate
@@ -34,6 +35,7 @@ class FedRow:
     tries: Tries
     stored_tokens: int = 0
     cached_tokens: int = 0
+    restoring: bool = False
 
 
 @dataclass(slots=True)
@@ -52,29 +54,48 @@ class Feeder:
     def __init__(self, runner: RowRunner, memory: Memory, gatekeeper: Gatekeeper) -> None:
         self._runner, self._memory, self._gatekeeper = runner, memory, gatekeeper
 
-    def restore(self, row: FedRow, fed: Fed, *, alone: bool) -> bool:
-        """Start a row from stored blocks if the gate lets it; False while it has to wait."""
+    def restore(self, row: FedRow, fed: Fed, *, alone: bool, wait_seconds: float) -> bool:
+        """Do a piece of a row's start from stored blocks; False while there is more to do.
+
+        The gate is asked before the first piece. It waits so long for blocks at most.
+        """
         prompt = self._runner.prompt(row.uid)
-        need_bytes = prompt.restore_bytes()
-        if not need_bytes:
-            return True
-        # Nothing is decoded by it, so it is judged like a join of no rows.
-        cost = JoinCost(rows=0, added_bytes=need_bytes)
-        decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
-        if isinstance(decision, Refuse):
-            # Fed from the start the prompt takes its memory bit by bit; that may still do.
-            prompt.start_cold()
-            row.stored_tokens = 0
-            return True
-        if not isinstance(decision, Run):
-            self._stop(row, decision, fed)
+        if not row.restoring:
+            need_bytes = prompt.restore_bytes()
+            if not need_bytes:
+                return True
+            row.restoring = self._may_restore(row, need_bytes, fed, alone=alone)
+            if not row.restoring:
+                # Held back, or told to start from nothing.
+                return not prompt.restore_bytes()
+        step = prompt.restore(row.uid, wait_seconds)
+        if step is None:
+            self._gatekeeper.reserve(row.uid, prompt.restore_bytes())
             return False
-        step = prompt.restore(row.uid)
+        self.forget(row.uid)
+        row.restoring = False
         self._memory.clear()
         row.stored_tokens = row.cached_tokens = step.tokens
         if step.tokens:
             fed.events.append(_restored(row, step))
         return True
+
+    def forget(self, uid: int) -> None:
+        """Give back what is kept for a row that is restored, or gone."""
+        self._gatekeeper.reserve(uid, 0)
+
+    def _may_restore(self, row: FedRow, need_bytes: int, fed: Fed, *, alone: bool) -> bool:
+        """Return whether a row's restore may begin now."""
+        # Nothing is decoded by it, so it is judged like a join of no rows.
+        cost = JoinCost(rows=0, added_bytes=need_bytes)
+        decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
+        if isinstance(decision, Refuse):
+            # Fed from the start the prompt takes its memory bit by bit; that may still do.
+            self._runner.prompt(row.uid).start_cold()
+            row.stored_tokens = 0
+        elif not isinstance(decision, Run):
+            self._stop(row, decision, fed)
+        return isinstance(decision, Run)
 
     def feed_chunk(
         self, row: FedRow, limit_tokens: int, fed: Fed, *, alone: bool
@@ -126,7 +147,8 @@ class Feeder:
             return
         step = self._runner.join(row.uid, apart=apart)
         fed.joined.append(row)
-        fed.events.append(_progress(row, step))
+        if step.chunk_tokens:
+            fed.events.append(_progress(row, step))
 
     def _stop(self, row: FedRow, decision: Decision, fed: Fed) -> None:
         """Carry out a decision that lets the row feed nothing now."""

@@ -14,6 +14,9 @@ from node_agent.engine.pace import Pace, plan_chunk_limit
 from node_agent.engine.rows import Memory, RowRunner
 from node_agent.engine.waiting import Prefilling
 
+# So long a turn waits for blocks from the disk while no row decodes; commands come in between.
+RESTORE_WAIT_SECONDS = 0.005
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -22,12 +25,13 @@ class _Turn:
     chunk_tokens: int
     left_tokens: int
     until_seconds: float | None
+    restored: bool = False
     fed: Fed = field(default_factory=Fed)
 
     @property
     def begun(self) -> bool:
-        """Whether anything was fed or joined in it."""
-        return self.left_tokens < self.chunk_tokens or bool(self.fed.joined)
+        """Whether anything was fed, restored or joined in it."""
+        return self.left_tokens < self.chunk_tokens or self.restored or bool(self.fed.joined)
 
 
 class FeedingLine:
@@ -75,10 +79,12 @@ class FeedingLine:
     def remove(self, uid: int) -> None:
         """Let a row go; one that is not here changes nothing."""
         self._rows = [row for row in self._rows if row.uid != uid]
+        self._feeder.forget(uid)
 
     def clear(self) -> None:
         """Let every row go."""
-        self._rows.clear()
+        for row in list(self._rows):
+            self.remove(row.uid)
 
     def answer(self, answer: Answer) -> None:
         """Note the agent's answer; the row asks the gate again at the next turn."""
@@ -114,8 +120,16 @@ class FeedingLine:
 
     def _feed_row(self, row: FedRow, turn: _Turn, *, alone: bool) -> None:
         """Feed a row what the turn has left for it, and let it join when it is through."""
-        if not self._feeder.restore(row, turn.fed, alone=alone):
+        # Nobody else has anything to do meanwhile.
+        wait_seconds = RESTORE_WAIT_SECONDS if turn.until_seconds is None else 0.0
+        long = row.restoring
+        if not self._feeder.restore(row, turn.fed, alone=alone, wait_seconds=wait_seconds):
+            turn.restored = turn.restored or row.restoring
             self._settle(turn.fed)
+            return
+        if long and turn.until_seconds is not None:
+            # The last piece was this turn's work; a forward pass behind so much is the next one's.
+            turn.restored = True
             return
         need_tokens = len(row.command.prompt) - 1 - self._runner.prompt(row.uid).fed_tokens
         if need_tokens > 0:
@@ -125,13 +139,14 @@ class FeedingLine:
             step = self._feeder.feed_chunk(row, limit_tokens, turn.fed, alone=alone)
             if step is not None:
                 held_tokens = step.done_tokens - step.chunk_tokens
-                self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds)
+                rest = step.chunk_tokens < limit_tokens
+                self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds, rest=rest)
                 # Behind the others now.
                 self._rows.remove(row)
                 self._rows.append(row)
                 turn.left_tokens -= step.chunk_tokens
                 need_tokens -= step.chunk_tokens
-        if need_tokens == 0:
+        if need_tokens <= 0:
             self._feeder.join(row, turn.fed, alone=alone)
         self._settle(turn.fed)
 

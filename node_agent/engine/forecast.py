@@ -51,6 +51,10 @@ class Forecast:
         next_bytes = self.chunk_bytes(held_tokens, min(chunk_tokens, total_tokens - held_tokens))
         return max(next_bytes, peak_bytes - (held_bytes if held_tokens else 0))
 
+    def logits_bytes(self, chunk_tokens: int) -> int:
+        """Return what the logits of a chunk take that has a prompt's last token."""
+        return chunk_tokens * self.shape.vocab_size * FLOAT_BYTES
+
     def join_bytes(self, cost: JoinCost) -> int:
         """Return what a row's last token takes: its place in the batch, and the logits."""
         logits_bytes = cost.rows * self.shape.vocab_size * LOGITS_COPIES * FLOAT_BYTES

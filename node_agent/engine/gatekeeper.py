@@ -86,6 +86,7 @@ class Gatekeeper:
         self._steps_since_clear = 0
         self.over_budget_bytes = 0
         self.limits = Limits()
+        self._reserved_bytes: dict[int, int] = {}
 
     @property
     def correction(self) -> Correction:
@@ -128,7 +129,10 @@ class Gatekeeper:
             return Run()
         chunk = NextChunk(
             wanted_tokens,
-            lambda tokens: correction.apply(forecast.chunk_bytes(held_tokens, tokens)),
+            lambda tokens: (
+                correction.apply(forecast.chunk_bytes(held_tokens, tokens))
+                + forecast.logits_bytes(tokens if held_tokens + tokens == total_tokens else 0)
+            ),
             lambda tokens: correction.apply(
                 forecast.finish_bytes(held_tokens, total_tokens, tokens)
             ),
@@ -155,6 +159,12 @@ class Gatekeeper:
         if self._forecast is None:
             return 0
         return self._forecast.chunk_bytes(held_tokens, chunk_tokens)
+
+    def reserve(self, uid: int, size_bytes: int) -> None:
+        """Keep room for what a row was allowed and has not taken yet; 0 gives it back."""
+        self._reserved_bytes.pop(uid, None)
+        if size_bytes:
+            self._reserved_bytes[uid] = size_bytes
 
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""
@@ -206,7 +216,7 @@ class Gatekeeper:
     def _read(self) -> GateReading:
         gauges, limits = self._memory.read(), self.limits
         return GateReading(
-            high_water_bytes=self._high_water.over(gauges),
+            high_water_bytes=self._high_water.over(gauges) + sum(self._reserved_bytes.values()),
             cache_bytes=gauges.cache_bytes,
             budget_bytes=limits.budget_bytes,
             margin_bytes=limits.margin_bytes,

@@ -9,6 +9,7 @@ as tensors and the rest of the nested state as JSON.
 """
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,20 +93,46 @@ class KvCodec:
 
         Raises: RestoreError when a block does not fit the model.
         """
-        caches: list[Any] = make_prompt_cache(self._model)
-        opened = [(one, BlockArrays(one.block)) for one in blocks]
-        flat = flatten(caches)
-        for number, (cache, known) in enumerate(zip(flat, self.layout.layers, strict=True)):
-            try:
-                parts = [_part(one, arrays, number) for one, arrays in opened]
-                if known.kind is LayerKind.SLICEABLE:
-                    _fill(cache, known, parts, tokens)
-                else:
-                    _set_state(cache, known, parts[-1], tokens)
-                mx.eval(cache.state)
-            except (RestoreError, KeyError, ValueError, TypeError, IndexError) as error:
-                raise RestoreError(f"layer {number}: {error}") from error
-        return caches
+        building = self.begin(blocks, tokens)
+        while not building.step():
+            pass
+        return building.caches
+
+    def begin(self, blocks: Sequence[LoadedBlock], tokens: int) -> "Building":
+        """Return a fresh cache of one row in the making."""
+        return Building(make_prompt_cache(self._model), self.layout, blocks, tokens)
+
+
+class Building:
+    """A cache that is built layer by layer. Of no use before the last `step`."""
+
+    def __init__(
+        self, caches: list[Any], layout: CacheLayout, blocks: Sequence[LoadedBlock], tokens: int
+    ) -> None:
+        """Mutates: fills the empty `caches`, later."""
+        self.caches = caches
+        self.built_bytes = 0
+        self._tokens = tokens
+        self._opened = [(one, BlockArrays(one.block)) for one in blocks]
+        self._left = deque(enumerate(zip(flatten(caches), layout.layers, strict=True)))
+
+    def step(self) -> bool:
+        """Build one layer; True when all are built.
+
+        Raises: RestoreError when a block does not fit the model.
+        """
+        number, (cache, known) = self._left.popleft()
+        try:
+            parts = [_part(one, arrays, number) for one, arrays in self._opened]
+            if known.kind is LayerKind.SLICEABLE:
+                _fill(cache, known, parts, self._tokens)
+            else:
+                _set_state(cache, known, parts[-1], self._tokens)
+            mx.eval(cache.state)
+        except (RestoreError, KeyError, ValueError, TypeError, IndexError) as error:
+            raise RestoreError(f"layer {number}: {error}") from error
+        self.built_bytes += cache.nbytes
+        return not self._left
 
 
 @dataclass(frozen=True, slots=True)

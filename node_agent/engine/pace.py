@@ -29,6 +29,10 @@ MIN_CHUNK_TOKENS = 8
 # A chunk may be this much wider than the last one: kernels change with the width.
 GROWTH = 2
 
+# Equal parts are made as few as they can be with none this much wider than fits. Narrower ones
+# cost more: a chunk is also a decode step, and its forward pass reads all weights.
+STRETCH = 1.1
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -57,9 +61,16 @@ class Pace:
         average = _move(self.decode_seconds, seconds, DECODE_LEARNING_RATE)
         return replace(self, decode_seconds=average)
 
-    def fed(self, held_tokens: int, chunk_tokens: int, seconds: float) -> "Pace":
-        """Return the pace after one chunk behind `held_tokens`; a narrow one teaches nothing."""
-        if chunk_tokens < MIN_CHUNK_TOKENS or seconds < SHORTEST_SECONDS:
+    def fed(
+        self, held_tokens: int, chunk_tokens: int, seconds: float, *, rest: bool = False
+    ) -> "Pace":
+        """Return the pace after one chunk behind `held_tokens`; a narrow one teaches nothing.
+
+        Nor does the `rest` of a prompt, far narrower than the time would have allowed.
+        """
+        narrow = chunk_tokens < MIN_CHUNK_TOKENS
+        short = rest and chunk_tokens * GROWTH <= self.last_chunk_tokens
+        if narrow or short or seconds < SHORTEST_SECONDS:
             return self
         octave = _octave(held_tokens)
         measured = seconds / chunk_tokens
@@ -113,7 +124,7 @@ def plan_chunk_limit(
     way_tokens = min(left_tokens, STEP_TOKENS - held_tokens % STEP_TOKENS)
     if way_tokens <= fitting_tokens:
         return fitting_tokens
-    parts = -(-way_tokens // fitting_tokens)
+    parts = -(-way_tokens // int(fitting_tokens * STRETCH))
     return max(min(MIN_CHUNK_TOKENS, limit_tokens), -(-way_tokens // parts))
 
 

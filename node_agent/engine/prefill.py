@@ -1,7 +1,8 @@
 """One row's prompt on its way into a cache of its own, chunk by chunk.
 
 Owns the row's cache until it is taken over by a decode batch. Every token but the last is fed
-here; the last one gives the first logits and belongs to decode. Called on the MLX thread.
+here; the last one gives the first logits, and comes along with a short last chunk or is left to
+decode. Called on the MLX thread.
 """
 
 import time
@@ -12,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from node_agent.engine.chunking import cut_chunk
+from node_agent.engine.chunking import cut_chunk, takes_last
 from node_agent.engine.prefix_cache import RowPrefix
 from node_agent.engine.rows import PrefillStep, RestoreStep
 
@@ -38,6 +39,7 @@ class RowPrefill:
         self._cache = make_prompt_cache(model) if cache is None else cache
         self._fed_tokens = fed_tokens
         self._prefix = prefix
+        self._logits: mx.array | None = None
 
     @property
     def fed_tokens(self) -> int:
@@ -50,19 +52,25 @@ class RowPrefill:
         return self._cache
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
-        """Return how many tokens the next chunk feeds; 0 when only the last one is left."""
+        """Return how many tokens the next chunk feeds; 0 when at most the last one is left."""
         stops = () if self._prefix is None else self._prefix.stops
-        return cut_chunk(self._fed_tokens, len(self._prompt) - 1, limit_tokens, stops)
+        last_tokens = len(self._prompt) - 1
+        chunk_tokens = cut_chunk(self._fed_tokens, last_tokens, limit_tokens, stops)
+        ends = self._fed_tokens + chunk_tokens == last_tokens
+        return chunk_tokens + (ends and takes_last(chunk_tokens, last_tokens, limit_tokens, stops))
 
     def restore_bytes(self) -> int:
-        """Return what starting from stored blocks would take; 0 when there is no need."""
+        """Return what starting from stored blocks still takes; 0 when there is no need."""
         return 0 if self._prefix is None else self._prefix.restore_bytes()
 
-    def restore(self, uid: int) -> RestoreStep:
-        """Start from stored blocks instead of an empty cache."""
+    def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
+        """Start from stored blocks instead of an empty cache; None while there is more to do."""
         if self._prefix is None:
             return RestoreStep(uid)
-        cache, step = self._prefix.restore(uid)
+        done = self._prefix.restore(uid, wait_seconds)
+        if done is None:
+            return None
+        cache, step = done
         if cache is not None:
             self._cache, self._fed_tokens = cache, step.tokens
         return step
@@ -77,13 +85,21 @@ class RowPrefill:
         started_seconds = time.perf_counter()
         end = self._fed_tokens + chunk_tokens
         chunk = list(self._prompt[self._fed_tokens : end])
-        self._model(mx.array([chunk]), cache=self._cache)
-        mx.eval([layer.state for layer in self._cache])
+        logits = self._model(mx.array([chunk]), cache=self._cache)
+        if end == len(self._prompt):
+            self._logits = logits[:, -1:, :]
+        # Unless they are wanted, logits are never computed.
+        mx.eval([layer.state for layer in self._cache], self._logits)
         self._fed_tokens = end
         if self._prefix is not None:
             self._prefix.note_fed(self._cache, end)
         seconds = time.perf_counter() - started_seconds
         return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
+
+    def take_logits(self) -> mx.array | None:
+        """Give away what the last token said, if it was fed. Shapes: (1, 1, vocabulary)."""
+        logits, self._logits = self._logits, None
+        return logits
 
     def hand_over(self) -> list[Any]:
         """Give the cache away, so the taker can free each layer as it takes it.

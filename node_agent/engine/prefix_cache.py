@@ -21,6 +21,7 @@ from manifests.wire.prefix_chain import ChainRoot, PrefixChain
 from node_agent.engine.kv_codec import KvCodec, RestoreError
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix_store import PrefixStore
+from node_agent.engine.row_restore import STEP_BYTES, RowRestore
 from node_agent.engine.rows import PrefixPlan, RestoreStep
 from node_agent.kvcache.block import Block, BlockHeader, Tier, stored
 from node_agent.kvcache.capture_plan import (
@@ -64,6 +65,7 @@ class PrefixCache:
         self.layout: CacheLayout = codec.layout
         self.rules = CaptureRules(store.settings.block_tokens, SNAPSHOT_BUDGET_BYTES)
         self.store = store
+        self.restore_step_bytes = STEP_BYTES
         self._codec = codec
         self._tiers = store.tiers((fingerprint, codec.layout))
         self._done: deque[_Done] = deque()
@@ -121,18 +123,10 @@ class PrefixCache:
         layers = [one.token_bytes * room_tokens + one.snapshot_bytes for one in self.layout.layers]
         return sum(layers) + max(layers, default=0) + plan.load_bytes(Tier.SSD)
 
-    def build(self, chain: PrefixChain) -> tuple[Caches, Sequence[LoadedBlock], int] | None:
-        """Return a cache with what was read for it and the tokens it holds; None: start cold."""
-        restored = self._tiers.restore(chain)
-        if not restored.blocks:
-            return None
-        try:
-            caches = self._codec.build(restored.blocks, restored.tokens)
-        except RestoreError as error:
-            self.store.stats.add(faults=1)
-            _LOG.warning("stored blocks do not fit the model", problem=str(error))
-            return None
-        return caches, restored.blocks, restored.tokens
+    def begin(self, chain: PrefixChain) -> RowRestore:
+        """Begin to restore a row; it is to be closed."""
+        restoring = self._tiers.begin(chain, self.store.readers)
+        return RowRestore(restoring, self._codec, self.restore_step_bytes)
 
     def capture(
         self, request_id: str, chain: PrefixChain, caches: Caches, capture: Capture
@@ -165,6 +159,8 @@ class RowPrefix:
         self._chain = cache.chain(command)
         self._plan: RestorePlan | None = None
         self._captures: list[Capture] | None = None
+        self._restore: RowRestore | None = None
+        self._started_seconds = 0.0
         self._kept_tokens = 0
 
     @property
@@ -173,7 +169,9 @@ class RowPrefix:
         return tuple(one.end_tokens for one in self._wanted() if one.snapshot)
 
     def restore_bytes(self) -> int:
-        """Return what starting from stored blocks takes; 0 when there are none, or it has begun."""
+        """Return what starting from stored blocks still takes; 0 when there are none."""
+        if self._restore is not None and self._plan is not None:
+            return max(0, self._cache.build_bytes(self._plan) - self._restore.built_bytes)
         if self._captures is not None:
             return 0
         if self._plan is None:
@@ -183,19 +181,36 @@ class RowPrefix:
             return 0
         return self._cache.build_bytes(self._plan)
 
-    def restore(self, uid: int) -> tuple[Caches | None, RestoreStep]:
-        """Start from stored blocks; no cache when they are gone after all."""
-        started_seconds = time.perf_counter()
-        built = self._cache.build(self._chain)
-        if built is None:
+    def restore(self, uid: int, wait_seconds: float) -> tuple[Caches | None, RestoreStep] | None:
+        """Do a piece of the start from stored blocks; None while there is more to do.
+
+        No cache when they are gone after all. It waits so long for blocks at most.
+        """
+        if self._restore is None:
+            self._started_seconds = time.perf_counter()
+            self._restore = self._cache.begin(self._chain)
+        restore = self._restore
+        try:
+            if not restore.step(wait_seconds):
+                return None
+        except RestoreError as error:
+            self._cache.store.stats.add(faults=1)
+            _LOG.warning("stored blocks do not fit the model", problem=str(error))
+            self.close()
             self.begin(0)
             return None, RestoreStep(uid)
-        caches, blocks, tokens = built
-        self.begin(tokens)
-        tiers = [one.use.block.tier for one in blocks]
-        seconds = time.perf_counter() - started_seconds
+        self.close()
+        self.begin(restore.restored.tokens)
+        tiers = [one.use.block.tier for one in restore.restored.blocks]
+        seconds = time.perf_counter() - self._started_seconds
         hot, ssd = tiers.count(Tier.HOT), tiers.count(Tier.SSD)
-        return caches, RestoreStep(uid, tokens, hot, ssd, seconds)
+        return restore.caches, RestoreStep(uid, restore.restored.tokens, hot, ssd, seconds)
+
+    def close(self) -> None:
+        """Let the blocks go that a restore holds."""
+        if self._restore is not None:
+            self._restore.close()
+            self._restore = None
 
     def begin(self, restored_tokens: int) -> None:
         """Note where the row starts, and plan what it leaves behind."""

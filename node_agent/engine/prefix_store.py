@@ -12,6 +12,7 @@ from pathlib import Path
 from node_agent.engine.messages import CacheLimits, CacheReport, CacheSettings
 from node_agent.kvcache.hot import HotTier
 from node_agent.kvcache.layer_kinds import CacheLayout
+from node_agent.kvcache.readers import ReaderThreads
 from node_agent.kvcache.ssd_budget import SsdBudget
 from node_agent.kvcache.ssd_health import TierReason
 from node_agent.kvcache.ssd_link import SsdLink, SsdSettings
@@ -34,6 +35,7 @@ class PrefixStore:
         self.stats = StatsCounter()
         self.hot = HotTier(settings.hot_bytes, self.stats)
         self.disk: DiskTier | None = None
+        self.readers = ReaderThreads()
         self._limits = CacheLimits(
             size_bytes=settings.size_bytes,
             leave_free_bytes=settings.leave_free_bytes,
@@ -82,6 +84,7 @@ class PrefixStore:
 
     def close(self) -> None:
         """Write what is queued, for a bounded time, and leave the directory in good order."""
+        self.readers.close()
         if self.disk is not None:
             self.disk.writer.close(CLOSE_SECONDS)
 

@@ -80,11 +80,14 @@ class PromptFeeding(Protocol):
         ...
 
     def restore_bytes(self) -> int:
-        """Return what starting from stored blocks would take; 0 when there is no need."""
+        """Return what starting from stored blocks still takes; 0 when there is no need."""
         ...
 
-    def restore(self, uid: int) -> RestoreStep:
-        """Start from stored blocks; nothing has been fed yet."""
+    def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
+        """Do a piece of the start from stored blocks; None while there is more to do.
+
+        Nothing has been fed yet. It waits so long for blocks at most.
+        """
         ...
 
     def start_cold(self) -> None:
@@ -92,7 +95,10 @@ class PromptFeeding(Protocol):
         ...
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
-        """Return what the next chunk would feed; 0 when only the last token is left."""
+        """Return what the next chunk would feed; 0 when at most the last token is left.
+
+        A short last chunk has the last token too.
+        """
         ...
 
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
@@ -130,7 +136,17 @@ class RowRunner(Protocol):
         ...
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
-        """Feed a row's last token and decode it from now on, with others or in its own batch."""
+        """Decode a row from now on, with others or in its own batch.
+
+        Its last token is fed if it is not fed yet; the step says whether.
+        """
+        ...
+
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        """Return first tokens that are known already; `decode` does not return them again.
+
+        Decoding a row begins with the forward pass for its second token.
+        """
         ...
 
     def decode(self) -> tuple[TokenStep, ...]:

@@ -150,6 +150,8 @@ class Scheduler:
         events += fed.events
         for joined in fed.joined:
             self._sharing.leave(joined.command.request_id)
+        for token in self._runner.first_tokens():
+            events.extend(self._note_token(token))
         for refused in fed.refused:
             self._deadlines.forget(refused.command.request_id)
         for gone in (*fed.refused, *fed.requeued):

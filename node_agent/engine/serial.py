@@ -71,6 +71,8 @@ class SerialRunner:
     def remove(self, uid: int, *, keep: bool = False) -> None:
         """Drop the row; with `keep` what it decoded is stored first."""
         row = self._rows.pop(uid)
+        if row.prefix is not None:
+            row.prefix.close()
         if keep and row.joined:
             _keep(row, finished=True)
 
@@ -84,11 +86,16 @@ class SerialRunner:
         return JoinCost(copied_bytes=max((layer.nbytes for layer in cache), default=0))
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:  # noqa: ARG002 - always apart
-        """Decode the row from the next step on; its last token is fed there."""
+        """Decode the row from the next step on; its last token is fed there, if it is not yet."""
         row = self._rows[uid]
         row.joined = True
         total_tokens = len(row.command.prompt)
-        return PrefillStep(uid, total_tokens, total_tokens, 1, 0.0)
+        last_tokens = total_tokens - row.prefill.fed_tokens
+        return PrefillStep(uid, total_tokens, total_tokens, last_tokens, 0.0)
+
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        """Return nothing: the first token is drawn in `decode`."""
+        return ()
 
     def decode(self) -> tuple[TokenStep, ...]:
         """Decode one token of the row, if it has joined."""
@@ -100,8 +107,11 @@ class SerialRunner:
 
     def _decode(self, row: _Row) -> TokenStep:
         command = row.command
-        last = row.output[-1] if row.output else command.prompt[-1]
-        logits = self._model(mx.array([[last]]), cache=row.prefill.cache)[:, -1, :]
+        said = row.prefill.take_logits()
+        if said is None:
+            last = row.output[-1] if row.output else command.prompt[-1]
+            said = self._model(mx.array([[last]]), cache=row.prefill.cache)
+        logits = said[:, -1, :]
         if row.processors:
             context = mx.array(command.prompt + row.output, dtype=mx.int32)
             for process in row.processors:

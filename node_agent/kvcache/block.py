@@ -52,7 +52,8 @@ class BlockHeader:
     `digest` names it, `parent` is the digest before it. `index` counts blocks from the start, so
     it covers tokens `index * block size ..` and `tokens` of them. `ids_digest` is
     `PrefixChain.ids_digest`. `fingerprint` is `cache_fingerprint`. `cuts` are `PrefixChain.cuts`,
-    by which its beginning is found; empty when it has snapshots or was stored without.
+    by which its beginning is found; empty when it has snapshots or was stored without. `marks`
+    are `PrefixChain.marks`, by which that is measured; empty where `cuts` are, and in older blocks.
     """
 
     digest: bytes
@@ -63,6 +64,7 @@ class BlockHeader:
     fingerprint: str
     layers: tuple[LayerRecord, ...]
     cuts: tuple[bytes, ...] = ()
+    marks: bytes = b""
 
     @property
     def snapshot_mask(self) -> int:

@@ -217,6 +217,7 @@ def _metadata(header: BlockHeader) -> dict[str, str]:
         "ids_digest": header.ids_digest.hex(),
         "fingerprint": header.fingerprint,
         "cuts": b"".join(header.cuts).hex(),
+        "marks": header.marks.hex(),
         "layers": json.dumps([asdict(layer) for layer in header.layers], separators=(",", ":")),
     }
 
@@ -232,6 +233,7 @@ def _header(metadata: Mapping[str, Any]) -> BlockHeader:
             fingerprint=_text(metadata["fingerprint"]),
             layers=tuple(_layer(entry) for entry in json.loads(metadata["layers"])),
             cuts=_cuts(metadata.get("cuts", "")),
+            marks=bytes.fromhex(_text(metadata.get("marks", ""))),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BlockDamagedError(f"the header does not say what the block is ({error})") from error
@@ -239,6 +241,8 @@ def _header(metadata: Mapping[str, Any]) -> BlockHeader:
         raise BlockDamagedError(f"a block of {header.tokens} tokens")
     if header.cuts and len(header.cuts) != (header.tokens - 1) // CUT_TOKENS:
         raise BlockDamagedError(f"{len(header.cuts)} cuts in {header.tokens} tokens")
+    if header.marks and len(header.marks) != (header.tokens - 1) * CUT_BYTES:
+        raise BlockDamagedError(f"{len(header.marks)} bytes of marks in {header.tokens} tokens")
     return header
 
 

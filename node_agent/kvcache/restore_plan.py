@@ -5,9 +5,9 @@ loads the blocks, and asks again without a block that proved damaged or gone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from manifests.wire.prefix_chain import PrefixChain
+from manifests.wire.prefix_chain import CUT_BYTES, CUT_TOKENS, PrefixChain
 from node_agent.kvcache.block import CutBlock, StoredBlock, Tier
 from node_agent.kvcache.layer_kinds import CacheLayout
 
@@ -96,6 +96,28 @@ def plan_restore(
     if use is None:
         return RestorePlan()
     return RestorePlan(end, (*_blocks_before(chain, layout, known, use.block), use))
+
+
+def measure_cut(chain: PrefixChain, use: BlockUse, marks: bytes) -> BlockUse:
+    """Return a use of a block's beginning that ends where the sequence turns off, to the token.
+
+    `marks` are the block's own, now that it is read. Never past the last token but one.
+    """
+    index, taken = use.block.index, use.take_tokens
+    left_tokens = chain.tokens - 1 - index * chain.block_tokens
+    # Another cut would have been found, were the next one equal.
+    limit = min(use.cut_tokens + CUT_TOKENS - 1, left_tokens, len(marks) // CUT_BYTES)
+    if not use.cut_tokens or limit <= taken:
+        return use
+    ours = chain.marks(index, limit)
+    while taken < limit and _mark(ours, taken) == _mark(marks, taken):
+        taken += 1
+    return replace(use, take_tokens=taken)
+
+
+def _mark(marks: bytes, tokens: int) -> bytes:
+    """Return the mark after one token more."""
+    return marks[tokens * CUT_BYTES : (tokens + 1) * CUT_BYTES]
 
 
 def _by_digest(present: Iterable[StoredBlock], mask: int) -> Mapping[bytes, StoredBlock]:

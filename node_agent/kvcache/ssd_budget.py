@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 # What a file takes of a disk comes in such steps.
 ALLOCATION_BYTES = 4096
+# The index writes a journal before it notes anything, that a block is gone too. A disk full to
+# the last byte could not even be made emptier.
+INDEX_ROOM_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ def allowed_bytes(budget: SsdBudget, use: DiskUse) -> int:
 
     Giving up own blocks frees the same bytes, so eviction does not change the answer.
     """
-    by_free = use.index_bytes + use.stored_bytes + use.free_bytes - budget.leave_free_bytes
+    spared_bytes = max(budget.leave_free_bytes, INDEX_ROOM_BYTES)
+    by_free = use.index_bytes + use.stored_bytes + use.free_bytes - spared_bytes
     return max(0, min(budget.size_bytes, by_free))
 
 

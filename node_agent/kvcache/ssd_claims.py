@@ -80,7 +80,12 @@ def end_lease(connection: sqlite3.Connection, holder: tuple[str, int]) -> None:
     connection.execute("DELETE FROM leases WHERE owner = ? AND number = ?", holder)
 
 
+def end_writes(connection: sqlite3.Connection, owner: str) -> None:
+    """Give back what an owner, who writes nothing now, could not give back when a write failed."""
+    connection.execute("DELETE FROM writing WHERE owner = ?", (owner,))
+
+
 def forget_owner(connection: sqlite3.Connection, owner: str) -> None:
     """Drop all leases and claims of an owner that is dead or leaves."""
     connection.execute("DELETE FROM leases WHERE owner = ?", (owner,))
-    connection.execute("DELETE FROM writing WHERE owner = ?", (owner,))
+    end_writes(connection, owner)

@@ -10,8 +10,10 @@ Owns the layout on disk and the proof that the directory is the one meant:
     quarantine/   what stood in a block's place and was no file
 
 An external drive that is not attached leaves its mount point behind, an empty folder of the
-system disk. So a directory that was used before is never made anew: `memory_file`, kept elsewhere,
-remembers its id. Called by the store. Raises TierFault with a reason for people.
+system disk. So a directory on another volume that was used before is never made anew:
+`memory_file`, kept elsewhere, remembers its id. One on the memory file's own volume cannot be
+unplugged; when it is gone somebody has deleted it, and it is made again. Called by the store.
+Raises TierFault with a reason for people.
 """
 
 import fcntl
@@ -49,10 +51,13 @@ class CacheDirectory:
             _require_volume(path)
             self.path = path.resolve()
             known_id = _recall(memory_file, path)
+            self._forgetting = f"to begin a new one, delete its line in {memory_file}"
             self.private = self._prepare(known_id)
             self.cache_id = _marker_id(self.path) or ""
             self._identity = _identity((self.path / "blocks").stat())
-            if memory_file is not None and self.cache_id != known_id:
+            if memory_file is None or self.cache_id == known_id:
+                return
+            if not on_one_volume(self.path, memory_file.parent):
                 _remember(memory_file, path, self.cache_id)
         except OSError as error:
             raise fault_from_os(error, str(path)) from error
@@ -132,7 +137,8 @@ class CacheDirectory:
         if known_id is not None:
             raise TierFault(
                 TierReason.ABSENT,
-                f"{self._given} was here before and is gone; is its drive attached?",
+                f"{self._given} was here before and is gone; is its drive attached? "
+                f"If it is lost: {self._forgetting}",
             )
         if not self.path.parent.is_dir():
             raise TierFault(
@@ -145,7 +151,7 @@ class CacheDirectory:
             raise TierFault(
                 TierReason.ABSENT,
                 f"{self._given} is not the cache that was here before ({MARKER} is missing); "
-                "is its drive attached?",
+                f"is its drive attached? If it is lost: {self._forgetting}",
             )
         names = sorted(entry.name for entry in self.path.iterdir())
         foreign = [name for name in names if name not in OUR_NAMES and not _of_system(name)]
@@ -173,6 +179,11 @@ def _require_volume(path: Path) -> None:
     volume = Path(*parts[:3])
     if not volume.is_symlink() and not os.path.ismount(volume):
         raise TierFault(TierReason.ABSENT, f"the volume {volume} is not mounted")
+
+
+def on_one_volume(one: Path, other: Path) -> bool:
+    """Return whether two directories can only be there together. Raises: OSError."""
+    return one.stat().st_dev == other.stat().st_dev
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -174,7 +174,7 @@ class SsdLink:
 
 def _sharpened(fault: TierFault, path: Path) -> TierFault:
     """Say why there was a disk error, where the file system tells; SQLite does not."""
-    if fault.reason is not TierReason.IO_ERROR:
+    if fault.reason not in {TierReason.IO_ERROR, TierReason.INDEX}:
         return fault
     try:
         read_only = os.statvfs(path).f_flag & os.ST_RDONLY
@@ -182,6 +182,6 @@ def _sharpened(fault: TierFault, path: Path) -> TierFault:
         return TierFault(TierReason.ABSENT, f"{path} is gone; {fault.message}")
     except OSError:
         return fault
-    if read_only:
+    if read_only and fault.reason is TierReason.IO_ERROR:
         return TierFault(TierReason.READ_ONLY, f"{path} is read-only; {fault.message}")
     return fault

@@ -7,10 +7,13 @@ store and by the tables that hold claims.
 
 import fcntl
 import os
+import re
 import uuid
 from pathlib import Path
 
 from node_agent.kvcache.block_file import FILE_MODE, make_private
+
+_NAMELESS = re.compile(r"\.[0-9a-f]{32}")
 
 
 class Owner:
@@ -55,6 +58,16 @@ def dead_owners(folder: Path) -> tuple[str, ...]:
     """Return those who did not leave in good order. Raises: OSError."""
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     return tuple(name for name in sorted(names) if not is_alive(folder, name))
+
+
+def forget_nameless(folder: Path) -> None:
+    """Take away what those left who died before they had their name; nobody may be making one.
+
+    Raises: OSError.
+    """
+    for path in folder.iterdir():
+        if _NAMELESS.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def forget(folder: Path, token: str) -> None:

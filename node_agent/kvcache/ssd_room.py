@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from node_agent.kvcache.block import BlockHeader
 from node_agent.kvcache.ssd_budget import (
+    INDEX_ROOM_BYTES,
     DiskUse,
     SsdBudget,
     allowed_bytes,
@@ -19,7 +20,13 @@ from node_agent.kvcache.ssd_budget import (
     excess_bytes,
     is_limited_by_free,
 )
-from node_agent.kvcache.ssd_claims import Claim, claim_write, end_write, is_being_written
+from node_agent.kvcache.ssd_claims import (
+    Claim,
+    claim_write,
+    end_write,
+    end_writes,
+    is_being_written,
+)
 from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import (
     Victim,
@@ -31,7 +38,7 @@ from node_agent.kvcache.ssd_index import (
     touch_blocks,
 )
 from node_agent.kvcache.ssd_session import Session, settle_dead
-from node_agent.kvcache.ssd_survey import block_name
+from node_agent.kvcache.ssd_survey import block_name, make_index_room
 
 EVICTIONS_PER_STEP = 32
 _DAY_SECONDS = 86400
@@ -43,6 +50,7 @@ class PutOutcome(StrEnum):
     STORED = "stored"
     ALREADY = "already"
     NO_ROOM = "no_room"
+    INDEX_FULL = "index_full"
     NO_PARENT = "no_parent"
     DAILY_BUDGET = "daily_budget"
     OFF = "off"
@@ -67,10 +75,13 @@ def reserve(
     header, file_bytes = wanted
     size_bytes = disk_bytes(file_bytes)
     with session.database.transaction() as connection:
+        use = disk_use(session, connection)
+        if use.free_bytes >= INDEX_ROOM_BYTES:
+            # One thread writes, and it is here: what it still claims is of a write that failed.
+            end_writes(connection, session.owner.token)
         refusal = _refusal(connection, header, (size_bytes, budget.daily_write_bytes), now)
         if refusal is not None:
             return Reservation(refusal)
-        use = disk_use(session, connection)
         if use.index_bytes + size_bytes > allowed_bytes(budget, use):
             if is_limited_by_free(budget, use):
                 raise TierFault(
@@ -79,6 +90,8 @@ def reserve(
                     f"{budget.leave_free_bytes} are to be left free",
                 )
             return Reservation(PutOutcome.NO_ROOM)
+        if use.free_bytes < INDEX_ROOM_BYTES:
+            return Reservation(PutOutcome.INDEX_FULL)
         # Claimed first: the claim keeps the block's parent from being evicted for it.
         owner = session.owner.token
         claim = Claim(session.next_temporary(), header.digest, owner, size_bytes)
@@ -121,8 +134,17 @@ def wipe_step(session: Session, fingerprint: str | None) -> int:
     return len(victims)
 
 
-def settle_if_stuck(session: Session, outcome: PutOutcome) -> bool:
-    """Look for dead processes' claims when there was no room; return whether there were any."""
+def make_way(session: Session, folder: int, outcome: PutOutcome) -> bool:
+    """Look for dead processes' claims when there was no room, and give up blocks for the index.
+
+    Return whether it is worth trying again. Raises: TierFault, OSError.
+    """
+    if outcome is PutOutcome.INDEX_FULL:
+        gone = make_index_room(session.directory, folder)
+        with session.database.transaction() as connection:
+            for digest in gone:
+                remove_block(connection, digest)
+        return bool(gone)
     return outcome is PutOutcome.NO_ROOM and settle_dead(session.directory, session.database) > 0
 
 

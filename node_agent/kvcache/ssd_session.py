@@ -13,8 +13,8 @@ from node_agent.kvcache.ssd_database import Database, delete_database
 from node_agent.kvcache.ssd_directory import CacheDirectory
 from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import SsdIndex
-from node_agent.kvcache.ssd_owner import Owner, dead_owners, forget, is_alive
-from node_agent.kvcache.ssd_survey import Survey, survey, temporary_name
+from node_agent.kvcache.ssd_owner import Owner, dead_owners, forget, forget_nameless, is_alive
+from node_agent.kvcache.ssd_survey import Survey, make_index_room, survey, temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,17 @@ def open_session(path: Path, memory_file: Path | None, suspect: bool = False) ->
     directory = CacheDirectory(path, memory_file)
     with directory.locked():
         dead = dead_owners(directory.owners)
+        with directory.blocks() as folder:
+            relieved = bool(make_index_room(directory, folder))
         database = _open_database(directory, suspect or bool(dead))
         try:
-            found = survey(directory, database) if suspect or dead or database.fresh else None
+            found = None
+            if suspect or dead or database.fresh or relieved:
+                found = survey(directory, database)
             settle_dead(directory, database)
             for token in dead:
                 forget(directory.owners, token)
+            forget_nameless(directory.owners)
             owner = Owner(directory.owners)
         except BaseException:
             database.close()

@@ -26,15 +26,15 @@ from node_agent.kvcache.block_format import (
 from node_agent.kvcache.restore_plan import wanted_digests
 from node_agent.kvcache.ssd_budget import SsdBudget, allowed_bytes, disk_bytes
 from node_agent.kvcache.ssd_claims import Claim, end_lease, end_write, lease
-from node_agent.kvcache.ssd_health import TierFault
+from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import Figures, add_block, remove_block, touch_blocks
 from node_agent.kvcache.ssd_link import SsdLink
 from node_agent.kvcache.ssd_room import (
     PutOutcome,
     disk_use,
+    make_way,
     note_written,
     reserve,
-    settle_if_stuck,
     trim_step,
     wipe_step,
 )
@@ -141,8 +141,11 @@ class SsdStore:
             with session.directory.blocks() as folder:
                 wanted = (block.header, encoded.size_bytes)
                 outcome, claim = _reserve(self.link, session, folder, wanted)
-                if settle_if_stuck(session, outcome):
+                if make_way(session, folder, outcome):
                     outcome, claim = _reserve(self.link, session, folder, wanted)
+                if outcome is PutOutcome.INDEX_FULL:
+                    place = session.directory.path
+                    raise TierFault(TierReason.FULL, f"{place}: no room for the index's journal")
                 if claim is not None:
                     _write(self.link, session, folder, (block.header, encoded), claim)
                     self.link.proven()
@@ -207,10 +210,11 @@ def _write(
     claim: Claim,
 ) -> None:
     header, encoded = content
-    durable = link.settings.durable
+    durable, written = link.settings.durable, claim.name
     try:
         write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
         _put_in_place(session, folder, claim)
+        written = block_name(claim.digest)
         if durable:
             flush_to_drive(folder)
         with session.database.transaction() as connection:
@@ -219,7 +223,7 @@ def _write(
             add_block(connection, header, disk_bytes(encoded.size_bytes), now)
             note_written(connection, encoded.size_bytes, now)
     except (OSError, TierFault) as error:
-        _undo_write(session, folder, claim)
+        _undo_write(session, folder, claim, written)
         if isinstance(error, OSError) and error.errno == errno.EDQUOT:
             _give_up(link, session, claim.size_bytes)
         raise
@@ -246,14 +250,14 @@ def _put_in_place(session: Session, folder: int, claim: Claim) -> None:
         os.rename(claim.name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _undo_write(session: Session, folder: int, claim: Claim) -> None:
-    """Take a half-written file away and give its bytes back; the fault itself is the caller's.
+def _undo_write(session: Session, folder: int, claim: Claim, written: str) -> None:
+    """Take a file that has no row away and give its bytes back; the fault itself is the caller's.
 
-    If the index refuses too, the claim stays and counts until this process ends: too little is
-    used then, never too much.
+    If the index refuses too, the claim counts until the next save or the end of this process: too
+    little is used then, never too much.
     """
     with suppress(OSError):
-        os.unlink(claim.name, dir_fd=folder)
+        os.unlink(written, dir_fd=folder)
     with suppress(TierFault), session.database.transaction() as connection:
         end_write(connection, claim.name)
 

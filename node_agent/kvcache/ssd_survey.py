@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from node_agent.kvcache.block import BlockHeader
 from node_agent.kvcache.block_file import read_block_header
 from node_agent.kvcache.block_format import BlockDamagedError
-from node_agent.kvcache.ssd_budget import disk_bytes
+from node_agent.kvcache.ssd_budget import INDEX_ROOM_BYTES, disk_bytes
 from node_agent.kvcache.ssd_claims import claims
 from node_agent.kvcache.ssd_database import Database
 from node_agent.kvcache.ssd_directory import OUR_NAMES, CacheDirectory
@@ -78,6 +78,29 @@ def survey(directory: CacheDirectory, database: Database) -> Survey:
     foreign = _count_foreign(directory, found)
     index.note_foreign(foreign)
     return Survey(adopted, missing, damaged, leftovers, foreign)
+
+
+def make_index_room(directory: CacheDirectory, folder: int) -> tuple[bytes, ...]:
+    """Delete blocks until a disk that is full lets the index be written; return their names.
+
+    Their rows are the caller's: no row can be struck before. The newest go first; the older one
+    is, the more others hang on it. What they take is counted, not seen: some file systems give
+    deleted bytes back late or, for a snapshot's sake, not at all. Raises: OSError.
+    """
+    room_bytes = directory.free_bytes()
+    if room_bytes >= INDEX_ROOM_BYTES:
+        return ()
+    found = sorted(_list(folder), key=lambda entry: entry.used_at, reverse=True)
+    _remove_leftovers(directory, folder, tuple(found))
+    gone: list[bytes] = []
+    for entry in found:
+        if room_bytes >= INDEX_ROOM_BYTES:
+            break
+        if match := _BLOCK_NAME.fullmatch(entry.name):
+            directory.set_aside(folder, entry.name)
+            gone.append(bytes.fromhex(match[1]))
+            room_bytes += entry.size_bytes
+    return tuple(gone)
 
 
 def _list(folder: int) -> tuple[_Found, ...]:

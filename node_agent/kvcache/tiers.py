@@ -6,47 +6,28 @@ Both tiers may be None. It never raises for what a tier does: the worst case is 
 
     chain = PrefixChain.of(ChainRoot(fingerprint, extra_keys), prompt_ids, block_tokens)
     restored = tiers.restore(chain)            # blocks in order; all layers end at restored.tokens
+                                               # (`begin` reads them beside the caller's thread)
     for capture in plan_captures(layout, rules, chain.tokens, restored.tokens): ...
     tiers.keep(Block(tiers.header(chain, end_tokens, layers), tensors))
 """
 
-import time
-from contextlib import ExitStack
-from dataclasses import dataclass
-
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, StoredBlock, Tier
-from node_agent.kvcache.block_format import Expected, expect, expect_cut
+from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, StoredBlock
 from node_agent.kvcache.hot import HotTier
 from node_agent.kvcache.layer_kinds import CacheLayout
-from node_agent.kvcache.restore_plan import BlockUse, RestorePlan, plan_restore, wanted_cuts
-from node_agent.kvcache.ssd_store import SsdStore
-from node_agent.kvcache.ssd_writer import SsdWriter
+from node_agent.kvcache.readers import InlineReader, Readers
+from node_agent.kvcache.restore_plan import RestorePlan, plan_restore, wanted_cuts
+from node_agent.kvcache.restoring import (
+    DiskTier,
+    Gone,
+    LoadedBlock,
+    Restored,
+    RestoreSource,
+    Restoring,
+)
 from node_agent.kvcache.stats import StatsCounter
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedBlock:
-    """A block with how it is to be used; its bytes stay valid as long as it is referred to."""
-
-    block: Block
-    use: BlockUse
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a sequence starts from: every layer stands at `tokens`."""
-
-    tokens: int = 0
-    blocks: tuple[LoadedBlock, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DiskTier:
-    """The disk as the engine's thread sees it."""
-
-    store: SsdStore
-    writer: SsdWriter
+__all__ = ["CacheTiers", "DiskTier", "LoadedBlock", "Restored"]
 
 
 class CacheTiers:
@@ -65,32 +46,32 @@ class CacheTiers:
         self._disk = disk
         self._stats = stats
 
-    def plan(self, chain: PrefixChain) -> RestorePlan:
-        """Return what a sequence could start from, without reading it."""
-        present = self._present(chain)
-        return plan_restore(chain, self._layout, present, self._cuts(chain, present))
+    def plan(self, chain: PrefixChain, gone: Gone = frozenset()) -> RestorePlan:
+        """Return what a sequence could start from without the blocks that are gone, unread."""
+        present = tuple(x for x in self._present(chain) if (x.digest, x.tier) not in gone)
+        cuts = self._cuts(chain, present)
+        cuts = tuple(x for x in cuts if (x.block.digest, x.block.tier) not in gone)
+        return plan_restore(chain, self._layout, present, cuts)
+
+    def begin(self, chain: PrefixChain, readers: Readers) -> Restoring:
+        """Begin to read what a sequence starts from; what comes from the disk is kept in RAM too.
+
+        The caller closes it.
+        """
+
+        def plan(gone: Gone) -> RestorePlan:
+            return self.plan(chain, gone)
+
+        source = RestoreSource(chain, self._fingerprint, self._hot, self._disk, self._stats, plan)
+        return Restoring(source, readers)
 
     def restore(self, chain: PrefixChain) -> Restored:
-        """Read what a sequence starts from; blocks read from the disk are kept in RAM too.
-
-        A block that is gone or damaged is left out and the next best start is tried.
-        """
-        started = time.perf_counter()
-        present, gone = self._present(chain), set[tuple[bytes, Tier]]()
-        while True:
-            cuts = self._cuts(chain, present)
-            cuts = tuple(x for x in cuts if (x.block.digest, x.block.tier) not in gone)
-            plan = plan_restore(chain, self._layout, present, cuts)
-            if not plan.blocks:
-                self._stats.add(misses=1)
-                return Restored()
-            loaded, failed = self._load(chain, plan)
-            if failed is None:
-                break
-            gone.add((failed.digest, failed.tier))
-            present = tuple(x for x in present if (x.digest, x.tier) not in gone)
-        self._count(plan, time.perf_counter() - started)
-        return Restored(plan.tokens, loaded)
+        """Read what a sequence starts from, at once."""
+        restoring = self.begin(chain, InlineReader())
+        try:
+            return restoring.poll(None) or Restored()
+        finally:
+            restoring.close()
 
     def header(
         self, chain: PrefixChain, end_tokens: int, layers: tuple[LayerRecord, ...]
@@ -98,6 +79,8 @@ class CacheTiers:
         """Return the header of the block of a sequence that ends after `end_tokens` tokens."""
         index = (end_tokens - 1) // chain.block_tokens
         tokens = end_tokens - index * chain.block_tokens
+        # A snapshot cannot be cut short.
+        cut_tokens = 0 if self._layout.snapshot_mask else tokens - 1
         return BlockHeader(
             chain.digest_at(index, tokens),
             chain.parent(index),
@@ -106,8 +89,8 @@ class CacheTiers:
             chain.ids_digest(index, tokens),
             self._fingerprint,
             layers,
-            # A snapshot cannot be cut short.
-            () if self._layout.snapshot_mask else chain.cuts(index, tokens - 1),
+            chain.cuts(index, cut_tokens),
+            chain.marks(index, cut_tokens),
         )
 
     def holds(self, chain: PrefixChain, end_tokens: int, *, snapshot: bool) -> bool:
@@ -140,51 +123,3 @@ class CacheTiers:
         hot = self._hot.find_cut(cuts) if self._hot is not None else None
         disk = self._disk.store.find_cut(cuts) if self._disk is not None else None
         return tuple(x for x in (hot, disk) if x is not None and x.block.index == index)
-
-    def _load(
-        self, chain: PrefixChain, plan: RestorePlan
-    ) -> tuple[tuple[LoadedBlock, ...], StoredBlock | None]:
-        """Read all blocks of a plan; stop at the first that cannot be had, and name it."""
-        loaded: list[LoadedBlock] = []
-        digests = {
-            tier: [use.block.digest for use in plan.blocks if use.block.tier is tier]
-            for tier in Tier
-        }
-        with ExitStack() as held:
-            if self._hot is not None:
-                held.enter_context(self._hot.pinned([use.block.digest for use in plan.blocks]))
-            if self._disk is not None:
-                held.enter_context(self._disk.store.leased(digests[Tier.SSD]))
-            for use in plan.blocks:
-                block = self._read(chain, use)
-                if block is None:
-                    return (), use.block
-                loaded.append(LoadedBlock(block, use))
-        if self._disk is not None and digests[Tier.HOT]:
-            self._disk.writer.touch(digests[Tier.HOT])
-        return tuple(loaded), None
-
-    def _read(self, chain: PrefixChain, use: BlockUse) -> Block | None:
-        if use.block.tier is Tier.HOT:
-            return self._hot.get(use.block.digest) if self._hot is not None else None
-        if self._disk is None:
-            return None
-        block = self._disk.store.get(self._expected(chain, use))
-        if block is not None and self._hot is not None:
-            self._hot.put(block)
-        return block
-
-    def _expected(self, chain: PrefixChain, use: BlockUse) -> Expected:
-        if use.cut_tokens:
-            return expect_cut(chain, self._fingerprint, CutBlock(use.block, use.cut_tokens))
-        return expect(chain, self._fingerprint, use.block.index, use.block.tokens)
-
-    def _count(self, plan: RestorePlan, seconds: float) -> None:
-        tiers = [use.block.tier for use in plan.blocks]
-        self._stats.add(
-            hot_hits=tiers.count(Tier.HOT),
-            ssd_hits=tiers.count(Tier.SSD),
-            tokens_saved=plan.tokens,
-            restores=1,
-            restore_seconds=seconds,
-        )

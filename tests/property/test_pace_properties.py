@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from node_agent.engine.chunking import STEP_TOKENS, cut_chunk
 from node_agent.engine.messages import Failed, Finished, Generate
-from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, Pace, plan_chunk_limit
+from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, STRETCH, Pace, plan_chunk_limit
 from node_agent.engine.scheduler import Scheduler
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
@@ -70,8 +70,9 @@ def test_once_the_speed_is_known_no_chunk_takes_much_longer_than_it_may(base, sl
         width = cut_chunk(held, prompt, limit, ())
         took = width * (base + slope * (held + width))
         narrowest = MIN_CHUNK_TOKENS * (base + slope * (held + width))
-        # Within an octave of the context a token gets at most twice as dear.
-        assert took <= max(2 * FEED_SECONDS, narrowest * 1.01)
+        # Within an octave a token gets at most twice as dear; a part that is stretched, longer and
+        # dearer.
+        assert took <= max(2 * FEED_SECONDS * STRETCH**2, narrowest * 1.01)
         pace, held = pace.fed(held, width, took), held + width
 
 

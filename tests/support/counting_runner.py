@@ -51,6 +51,7 @@ class CountingRunner:
     stored_tokens: int = 0
     stored: dict[int, int] = field(default_factory=dict)
     restore_token_bytes: int = 64
+    restore_pieces: int = 1
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
@@ -87,6 +88,9 @@ class CountingRunner:
         self.joined.append(uid)
         return PrefillStep(uid, total, total, 1, 0.0)
 
+    def first_tokens(self) -> tuple[TokenStep, ...]:
+        return ()
+
     def decode(self) -> tuple[TokenStep, ...]:
         return tuple(self._decode(uid) for uid in list(self.joined))
 
@@ -121,7 +125,10 @@ class CountingPrompt:
     def restore_bytes(self) -> int:
         return self.runner.stored.get(self.uid, 0) * self.runner.restore_token_bytes
 
-    def restore(self, uid: int) -> RestoreStep:
+    def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
+        if self.runner.restore_pieces > 1:
+            self.runner.restore_pieces -= 1
+            return None
         tokens = self.runner.fed[uid] = self.runner.stored.pop(uid)
         return RestoreStep(uid, tokens, hot_blocks=1)
 

@@ -80,6 +80,7 @@ def block(
             FINGERPRINT,
             layers,
             () if layout.snapshot_mask else of.cuts(index, expected.tokens - 1),
+            b"" if layout.snapshot_mask else of.marks(index, expected.tokens - 1),
         ),
         tensors,
     )

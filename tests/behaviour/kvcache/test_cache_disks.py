@@ -13,49 +13,16 @@ from node_agent.kvcache.ssd_directory import CacheDirectory
 from node_agent.kvcache.ssd_health import TierReason
 from node_agent.kvcache.ssd_room import PutOutcome
 from tests.support.kv_blocks import block, long_chain, open_disk, same_content, wanted
+from tests.support.volumes import Volume, volume_at
 
 LARGE = SsdBudget(size_bytes=1 << 30)
 PAYLOAD = 400_000  # two tensors of it: a block of 0.8 MB
 
 
-class Volume:
-    """A tmpfs of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir()
-
-    def mount(self, size: str) -> None:
-        run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.path))
-
-    def turn_read_only(self) -> None:
-        """Lay a read-only view over it; the files that are open stay writable, as on a real disk
-        they would until the next write."""
-        run("mount", "--bind", str(self.path), str(self.path))
-        run("mount", "-o", "remount,bind,ro", str(self.path))
-
-    def unplug(self) -> None:
-        """Take it away though files are open, as pulling a cable does."""
-        run("umount", "-l", str(self.path))
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.fixture
-def volume(tmp_path) -> Iterator[Volume]:
-    made = Volume(tmp_path / "volume")
-    try:
-        made.mount("64m")
-    except (OSError, subprocess.CalledProcessError) as error:
-        if os.environ.get("MLXFLEET_CI") == "1":
-            raise
-        pytest.skip(f"no file system of our own can be mounted here: {error}")
-    made.unplug()
-    yield made
-    while os.path.ismount(made.path):
-        made.unplug()
+def volume(tmp_path: Path) -> Iterator[Volume]:
+    with volume_at(tmp_path / "volume") as made:
+        yield made
 
 
 def made(seed: int):
@@ -95,13 +62,7 @@ def test_a_disk_filled_by_others_stays_readable_and_is_used_again_when_it_has_ro
     volume.mount("8m")
     disk = open_disk(volume.path / "cache", SsdBudget(2 << 20))
     assert disk.store.put(made(1)) is PutOutcome.STORED
-    filler = volume.path / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    filler = volume.fill()
     for seed in range(2, 12):
         assert disk.store.put(made(seed)) in {PutOutcome.OFF, PutOutcome.STORED}
     with disk.store.leased([long_chain(1, seed=1).digests[0]]):
@@ -148,7 +109,7 @@ def test_a_quota_that_the_free_space_does_not_show_leaves_no_half_written_file(
 
 
 def test_no_inodes_left_is_like_a_full_disk(volume: Volume) -> None:
-    run("mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=14", "tmpfs", str(volume.path))
+    volume.mount("8m", "nr_inodes=14")
     disk = open_disk(volume.path / "cache", LARGE)
     outcomes = [disk.store.put(made(seed)) for seed in range(8)]
     assert outcomes[0] is PutOutcome.STORED

@@ -228,3 +228,22 @@ def test_reclaim_gives_freed_buffers_back_at_once():
     engine.memory.cached_bytes = 100
     engine.scheduler.steer(Reclaim())
     assert engine.memory.cached_bytes == 0
+
+
+def test_what_a_restore_on_its_way_was_granted_is_not_given_to_another_row():
+    engine = Engine(0)
+    engine.runner.stored_tokens, engine.runner.restore_pieces = 400, 10_000
+    engine.scheduler.submit(row("stored", 402))
+    engine.step()
+    engine.runner.stored_tokens = 0
+    engine.scheduler.submit(row("other", CHUNK_TOKENS))
+    granted_bytes = 400 * engine.runner.restore_token_bytes
+    budget_bytes = granted_bytes + need_bytes(CHUNK_TOKENS) // 2
+    engine.set_budget(budget_bytes)
+    engine.step_until(Ask)
+    engine.step(20)
+    assert engine.runner.restore_pieces > 1
+    assert engine.memory.active_bytes <= budget_bytes - granted_bytes
+    # Once it is dropped, the other goes on.
+    engine.scheduler.cancel("stored")
+    assert engine.step_until(Finished).request_id == "other"

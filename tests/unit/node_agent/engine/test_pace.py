@@ -117,4 +117,17 @@ def test_parts_up_to_a_step_boundary_are_of_equal_width():
         held += width
     assert widths == [86, 85, 85]
     # A prompt that ends before the boundary is fed in equal parts, too.
-    assert plan(pace, held_tokens=0, left_tokens=110) == 55
+    assert plan(pace, held_tokens=0, left_tokens=120) == 60
+
+
+def test_a_part_may_be_a_little_wider_than_fits_rather_than_much_narrower():
+    pace = Pace().fed(0, 120, 0.498)
+    assert plan(pace) == 128
+    assert plan(pace, left_tokens=130) == 130
+
+
+def test_the_rest_of_a_prompt_does_not_narrow_the_chunks_of_the_next():
+    pace = Pace().fed(0, 100, 0.5)
+    assert pace.fed(500, 16, 0.2, rest=True) == pace
+    # A narrow chunk that was planned so tells of an engine that became slow.
+    assert pace.fed(0, 16, 0.2).tokens_in(0.5, 0) < 100

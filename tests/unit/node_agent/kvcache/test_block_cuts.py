@@ -118,6 +118,35 @@ def test_a_block_with_snapshots_has_no_cuts() -> None:
         assert len(wanted_cuts(OLD, layout, [])[1]) == count
 
 
+@pytest.mark.parametrize("shared", range(16, SIZE))
+def test_what_a_block_shares_with_a_sequence_is_measured_to_the_token(shared: int) -> None:
+    prompt = chain(*range(SIZE + shared), *range(900, 950), block_tokens=SIZE)
+    hot = HotTier(1 << 20, StatsCounter())
+    for index in range(2):
+        hot.put(made(index))
+    tiers = CacheTiers((FINGERPRINT, DENSE), hot, None, StatsCounter())
+    assert tiers.restore(prompt).tokens == SIZE + shared
+    # Its last token is fed, even where the block has it.
+    short = chain(*range(SIZE + shared), block_tokens=SIZE)
+    assert tiers.restore(short).tokens == SIZE + shared - 1
+
+
+def test_a_block_stored_without_marks_is_used_up_to_its_cut() -> None:
+    hot = HotTier(1 << 20, StatsCounter())
+    for index in range(2):
+        hot.put(Block(replace(made(index).header, marks=b""), made(index).tensors))
+    tiers = CacheTiers((FINGERPRINT, DENSE), hot, None, StatsCounter())
+    assert tiers.restore(NEW).tokens == SIZE + 32
+
+
+def test_every_sixteenth_mark_is_a_cut_and_too_few_marks_are_damage() -> None:
+    marks = OLD.marks(1, SIZE - 1)
+    assert [marks[at : at + 16] for at in (240, 496, 752)] == list(OLD.cuts(1, SIZE - 1))
+    head = encode_block(Block(replace(made(1).header, marks=marks[16:]), ())).head[8:]
+    with pytest.raises(BlockDamagedError):
+        decode_header(head, 0)
+
+
 def test_ram_finds_the_deepest_cut_and_forgets_those_of_what_went() -> None:
     hot = HotTier(1 << 20, StatsCounter())
     for index in range(2):
@@ -153,14 +182,14 @@ def test_the_last_token_is_fed_even_where_a_cut_is_the_prompts_end() -> None:
 
 def test_the_disk_starts_a_prompt_in_the_middle_of_a_block(disk) -> None:
     restored = tiers_over(disk).restore(NEW)
-    assert restored.tokens == SIZE + 32
-    assert [one.use.take_tokens for one in restored.blocks] == [SIZE, 32]
+    assert restored.tokens == SIZE + 40
+    assert [one.use.take_tokens for one in restored.blocks] == [SIZE, 40]
     assert same_content(restored.blocks[1].block, made(1))
 
 
 def test_a_partial_block_is_used_in_its_beginning_too(disk) -> None:
     prompt = chain(*range(2 * SIZE + 18), 900, 901, block_tokens=SIZE)
-    assert tiers_over(disk).restore(prompt).tokens == 2 * SIZE + 16
+    assert tiers_over(disk).restore(prompt).tokens == 2 * SIZE + 18
 
 
 @pytest.mark.parametrize("lost", ["nothing", "index", "index of another version"])
@@ -174,7 +203,7 @@ def test_cuts_are_found_after_a_restart_and_made_again_from_the_headers(disk, lo
         (disk.path / "index.db").write_bytes(raw)
     again = open_disk(disk.path)
     assert again.store.figures()[0].blocks == 3
-    assert tiers_over(again).restore(NEW).tokens == SIZE + 32
+    assert tiers_over(again).restore(NEW).tokens == SIZE + 40
     again.link.close()
 
 
@@ -185,7 +214,7 @@ def test_a_damaged_block_is_not_used_in_its_beginning_and_the_next_best_is(disk)
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert tiers_over(disk).restore(NEW).tokens == SIZE + 16
+    assert tiers_over(disk).restore(NEW).tokens == SIZE + 20
     assert disk.stats.snapshot().corruptions == 1
 
 

@@ -21,6 +21,12 @@ def filled(path, blocks: int = 3):
     return disk
 
 
+@pytest.fixture
+def volumes(monkeypatch) -> None:
+    """Let every directory count as a volume of its own."""
+    monkeypatch.setattr("node_agent.kvcache.ssd_directory.on_one_volume", lambda *_: False)
+
+
 def held(disk) -> list[int]:
     return sorted(found.index for found in disk.store.find(ONE))
 
@@ -144,6 +150,7 @@ def test_a_link_to_a_directory_is_followed(tmp_path) -> None:
     assert open_disk(tmp_path / "cache").link.state.ready
 
 
+@pytest.mark.usefixtures("volumes")
 def test_the_mount_point_of_an_absent_volume_is_not_written_into(tmp_path) -> None:
     volume, memory = tmp_path / "volume", tmp_path / "known.json"
     volume.mkdir()
@@ -154,6 +161,7 @@ def test_the_mount_point_of_an_absent_volume_is_not_written_into(tmp_path) -> No
     for path in (volume, volume / "cache"):
         disk = open_disk(path, memory_file=memory)
         assert disk.link.state.reason is TierReason.ABSENT
+        assert f"delete its line in {memory}" in disk.link.state.message
         assert list(volume.iterdir()) == []
     volume.rmdir()
     (tmp_path / "unplugged").rename(volume)
@@ -162,6 +170,7 @@ def test_the_mount_point_of_an_absent_volume_is_not_written_into(tmp_path) -> No
     assert len(json.loads(memory.read_text())) == 2
 
 
+@pytest.mark.usefixtures("volumes")
 def test_a_volume_that_goes_away_while_in_use_is_noticed_and_not_replaced(tmp_path) -> None:
     memory = tmp_path / "known.json"
     disk = open_disk(tmp_path / "cache", memory_file=memory)
@@ -178,6 +187,22 @@ def test_a_volume_that_goes_away_while_in_use_is_noticed_and_not_replaced(tmp_pa
     disk.clock.now += 120
     assert disk.link.probe().ready
     assert held(disk) == [0]
+
+
+def test_a_directory_that_was_deleted_is_made_again(tmp_path) -> None:
+    """Somebody emptied the cache; the memory file is on its volume, so none was unplugged."""
+    memory = tmp_path / "known.json"
+    disk = open_disk(tmp_path / "cache", memory_file=memory)
+    disk.store.put(block(ONE, 0))
+    for empty in (lambda: None, (tmp_path / "cache").mkdir):
+        shutil.rmtree(tmp_path / "cache")
+        empty()
+        assert disk.store.put(block(ONE, 1)) is PutOutcome.OFF
+        assert disk.link.state.reason in {TierReason.ABSENT, TierReason.INDEX}
+        disk.clock.now += 120
+        assert disk.link.probe().ready
+        assert held(disk) == []
+        assert disk.store.put(block(ONE, 0)) is PutOutcome.STORED
 
 
 def test_a_deleted_directory_is_noticed_without_traffic(tmp_path) -> None:
@@ -225,8 +250,10 @@ def test_leftovers_of_dead_processes_are_removed_and_files_of_living_ones_kept(t
     blocks = tmp_path / "cache" / "blocks"
     for token in (owner.name, "0" * 32):
         (blocks / f"tmp-{token}-7").write_bytes(b"half a block")
+    (owner.parent / f".{'0' * 32}").touch()
     (tmp_path / "cache" / "index.db").unlink()
     second = open_disk(tmp_path / "cache")
+    assert len(list(owner.parent.iterdir())) == 2
     assert [path.name for path in blocks.glob("tmp-*")] == [f"tmp-{owner.name}-7"]
     assert held(second) == [0, 1, 2]
     living.link.close()

@@ -8,7 +8,8 @@ import pytest
 
 from node_agent.kvcache.block_format import encode_block
 from node_agent.kvcache.ssd_budget import SsdBudget, disk_bytes
-from node_agent.kvcache.ssd_health import TierReason
+from node_agent.kvcache.ssd_directory import CacheDirectory
+from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_room import PutOutcome
 from tests.support.kv_blocks import (
     RECURRENT,
@@ -178,6 +179,35 @@ def test_a_wipe_leaves_no_block_and_may_be_cut_off(disk) -> None:
     assert disk.store.wipe() == 32
     assert disk.store.wipe("tiny") == 8
     assert disk.blocks() == []
+
+
+def test_a_block_that_the_index_refuses_to_enter_leaves_neither_file_nor_claim(
+    disk, monkeypatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TierFault(TierReason.FULL, "the index: no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("node_agent.kvcache.ssd_store.add_block", refuse)
+        # Nor can it give the claim back.
+        patch.setattr("node_agent.kvcache.ssd_store.end_write", refuse)
+        assert disk.store.put(block(ONE, 0)) is PutOutcome.OFF
+    assert disk.blocks() == []
+    disk.clock.now += 60
+    assert disk.store.put(block(ONE, 0)) is PutOutcome.STORED
+    assert disk.store.figures()[0].used_bytes == STEP
+
+
+def test_a_disk_that_gives_deleted_bytes_back_late_costs_few_blocks(disk, monkeypatch) -> None:
+    for seed in range(6):
+        disk.store.put(block(long_chain(1, seed=seed), 0, payload=50_000))
+    monkeypatch.setattr(CacheDirectory, "free_bytes", lambda _: 0)
+    for seed in range(10, 20):
+        assert disk.store.put(block(long_chain(1, seed=seed), 0)) is PutOutcome.OFF
+    assert disk.link.state.reason is TierReason.FULL
+    assert len(disk.blocks()) == 5
+    disk.link.close()
+    assert len(open_disk(disk.path).blocks()) == 4
 
 
 def test_partial_blocks_are_found_by_what_comes_before_them(disk) -> None:
