@@ -24,7 +24,7 @@ import msgspec
 
 from manifests.errors import Code
 from node_agent.engine.framing import FrameDecoder, FrameError, frame
-from node_agent.engine.mailbox import Board, Mailbox
+from node_agent.engine.mailbox import Board, Mailbox, StepGauges
 from node_agent.engine.messages import (
     Command,
     Event,
@@ -123,6 +123,8 @@ class EngineSocket(asyncio.Protocol):
 
     def _run_mlx(self) -> None:
         code = EXIT_FAULT
+        # An import that never ends must not look like an engine with nothing to do.
+        self._board.step = StepGauges(started_seconds=time.monotonic())
         try:
             runtime = import_keeping_file_limit(_RUNTIME_MODULE)
             code = runtime.run(self._mailbox, self._board, self._emit)
