@@ -16,6 +16,7 @@ from node_agent.engine.messages import (
     Cancel,
     Failed,
     Finished,
+    Heartbeat,
     Hello,
     Limits,
     Load,
@@ -53,6 +54,18 @@ def test_ten_shutdowns_after_work_end_with_exit_code_0():
             engine.send(greedy("unfinished", list(range(900)), 500))
         codes.append(engine.stop())
     assert codes == [0] * 10
+
+
+def test_an_engine_that_imports_mlx_for_ever_does_not_look_idle():
+    """B51: until the load has begun, heartbeats tell how long it has been starting."""
+    engine = BareEngine()
+    beat = engine.await_event(Heartbeat)
+    while beat.step_seconds == 0:
+        beat = engine.await_event(Heartbeat)
+    engine.load(tiny_model("llama"))
+    while beat.step_seconds > 0:
+        beat = engine.await_event(Heartbeat)
+    assert engine.stop() == 0
 
 
 def test_sigterm_is_a_clean_shutdown_that_answers_what_runs():

@@ -34,6 +34,7 @@ def readable(disk, seed: int) -> bool:
 
 
 def test_a_disk_smaller_than_one_block_turns_saves_off(volume: Volume) -> None:
+    """B38."""
     volume.mount("512k")
     disk = open_disk(volume.path / "cache", LARGE)
     for seed in range(10):
@@ -48,6 +49,7 @@ def test_a_disk_smaller_than_one_block_turns_saves_off(volume: Volume) -> None:
 
 
 def test_a_disk_with_room_for_a_few_keeps_the_last_ones(volume: Volume) -> None:
+    """B38."""
     volume.mount("4m")
     disk = open_disk(volume.path / "cache", LARGE)
     outcomes = {disk.store.put(made(seed)) for seed in range(20)}
@@ -96,6 +98,7 @@ def test_space_to_be_left_free_is_left_free(volume: Volume) -> None:
 def test_a_quota_that_the_free_space_does_not_show_leaves_no_half_written_file(
     volume: Volume, monkeypatch
 ) -> None:
+    """B38."""
     volume.mount("4m")
     monkeypatch.setattr(CacheDirectory, "free_bytes", lambda directory: 1 << 40)
     disk = open_disk(volume.path / "cache", LARGE)
@@ -109,6 +112,7 @@ def test_a_quota_that_the_free_space_does_not_show_leaves_no_half_written_file(
 
 
 def test_no_inodes_left_is_like_a_full_disk(volume: Volume) -> None:
+    """B38."""
     volume.mount("8m", "nr_inodes=14")
     disk = open_disk(volume.path / "cache", LARGE)
     outcomes = [disk.store.put(made(seed)) for seed in range(8)]
@@ -119,6 +123,7 @@ def test_no_inodes_left_is_like_a_full_disk(volume: Volume) -> None:
 
 
 def test_a_read_only_disk_turns_the_tier_off_and_it_comes_back(volume: Volume) -> None:
+    """B40."""
     volume.mount("8m")
     disk = open_disk(volume.path / "cache", LARGE)
     disk.store.put(made(1))
@@ -138,6 +143,7 @@ def test_a_read_only_disk_turns_the_tier_off_and_it_comes_back(volume: Volume) -
 def test_a_disk_unplugged_while_in_use_is_off_and_its_mount_point_stays_empty(
     volume: Volume, tmp_path
 ) -> None:
+    """B40."""
     volume.mount("8m")
     memory = tmp_path / "known.json"
     disk = open_disk(volume.path / "cache", LARGE, memory_file=memory)
@@ -158,6 +164,7 @@ def test_a_disk_unplugged_while_in_use_is_off_and_its_mount_point_stays_empty(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 def test_a_directory_of_another_user_is_refused(tmp_path) -> None:
+    """B40."""
     (tmp_path / "cache").mkdir()
     os.chown(tmp_path / "cache", 12345, 12345)
     disk = open_disk(tmp_path / "cache", LARGE)

@@ -49,6 +49,7 @@ def largest_use(directory: Path, stop: threading.Event) -> int:
 
 
 def test_two_processes_share_one_directory_and_one_budget(tmp_path) -> None:
+    """B39."""
     directory = tmp_path / "cache"
     writers = [start_writer(directory, seed, 120) for seed in (1000, 2000)]
     stop, seen = threading.Event(), []
@@ -77,6 +78,7 @@ def test_a_block_written_by_one_process_is_found_by_another(tmp_path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_writer_killed_at_any_moment_leaves_nothing_that_is_trusted_and_wrong(tmp_path) -> None:
+    """B37."""
     directory, source = tmp_path / "cache", random.Random(11)
     for kill in range(0, KILLS, 2):  # two at a time, in each other's way
         writers = [start_writer(directory, 10_000 * ((kill + one) % 5), 0) for one in range(2)]

@@ -213,6 +213,7 @@ def test_a_budget_and_a_guard_tell_who_follows_them_and_whether_an_edit_took_eff
 def test_a_disk_that_is_not_there_degrades_the_node_until_it_is_attached(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """B40."""
     volume = tmp_path / "volume"
     ssd = {"size": "200Mi", "leaveFree": "0", "directory": str(volume / "kv")}
     follow(fleet, ssd=ssd)
@@ -230,6 +231,7 @@ def test_a_disk_that_is_not_there_degrades_the_node_until_it_is_attached(
 def test_a_budget_that_requires_its_disk_keeps_engines_from_starting_without_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """B40."""
     volume = tmp_path / "volume"
     ssd = {"size": "200Mi", "leaveFree": "0", "directory": str(volume / "kv"), "required": True}
     follow(fleet, ssd=ssd)

@@ -112,6 +112,7 @@ class Served:
 def test_a_disk_smaller_than_the_index_or_than_a_block_costs_nothing(
     volume: Volume, serving, expected: list[list[int]]
 ) -> None:
+    """B38."""
     volume.mount("16k")
     with serving() as engine:
         served = Served(engine, expected)
@@ -129,6 +130,7 @@ def test_a_disk_smaller_than_the_index_or_than_a_block_costs_nothing(
 def test_a_disk_with_room_for_three_blocks_holds_three_under_any_load(
     volume: Volume, serving, expected: list[list[int]]
 ) -> None:
+    """B38, B39."""
     volume.mount("1m")
     with serving() as engine:
         await_report(engine)
@@ -145,6 +147,7 @@ def test_a_disk_with_room_for_three_blocks_holds_three_under_any_load(
 def test_a_disk_that_turns_read_only_is_left_alone_until_it_is_writable(
     volume: Volume, serving, expected: list[list[int]]
 ) -> None:
+    """B40."""
     volume.mount("8m")
     with serving() as engine:
         await_report(engine)
@@ -161,6 +164,7 @@ def test_a_disk_that_turns_read_only_is_left_alone_until_it_is_writable(
 def test_a_disk_unplugged_while_rows_run_is_used_again_once_it_is_back(
     volume: Volume, serving, expected: list[list[int]]
 ) -> None:
+    """B40."""
     volume.mount("8m")
     with serving() as engine:
         await_report(engine)

@@ -56,7 +56,7 @@ def test_rows_in_a_batch_say_the_same_warm_as_cold(name, chunk_tokens):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_under_eviction_rows_say_the_same_and_limits_hold(name, tmp_path):
-    """B40: the RAM tier holds about one prompt, the disk about two."""
+    """B39: the RAM tier holds about one prompt, the disk about two."""
     model = tiny_model(name)
     with bare_engine(model, chunk_tokens=64) as cold:
         expected = [ids(run(cold, f"r{i}", p)) for i, p in enumerate(prompts())]
@@ -86,7 +86,7 @@ def test_an_edited_budget_takes_effect_at_once(tmp_path):
 
 
 def test_a_flipped_byte_is_a_miss_never_other_words(tmp_path):
-    """B31, B33: the damaged block is set aside, and what comes before it is still used."""
+    """B37: the damaged block is set aside, and what comes before it is still used."""
     model, tokens = tiny_model("llama"), prompt(700)
     cache = settings(tmp_path / "kv", hot_bytes=0)
     with cached_engine(model, cache, chunk_tokens=64) as engine:

@@ -37,7 +37,7 @@ def model(request) -> Path:
 
 
 def test_a_repeat_feeds_one_token_and_a_next_turn_only_what_is_new(model, tmp_path):
-    """B28, B35, B37: the same tokens as without a cache, for each kind of layer."""
+    """B28, B29, B30: the same tokens as without a cache, for each kind of layer."""
     with bare_engine(model, chunk_tokens=64) as cold:
         first = ids(run(cold, "first", LONG))
         turn = [*LONG, *first, *prompt(40, seed=3)]
@@ -62,6 +62,7 @@ def test_a_repeat_feeds_one_token_and_a_next_turn_only_what_is_new(model, tmp_pa
 
 
 def test_a_restarted_engine_starts_from_the_disk(model, tmp_path):
+    """B33."""
     cache = settings(tmp_path / "kv", memory_file=str(tmp_path / "memory"))
     with cached_engine(model, cache, chunk_tokens=64) as engine:
         first = ids(run(engine, "first", LONG))

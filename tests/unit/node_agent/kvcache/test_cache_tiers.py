@@ -60,6 +60,7 @@ class Rig:
 
 @pytest.mark.parametrize("layout", [DENSE, HYBRID])
 def test_the_same_prompt_again_feeds_one_token_and_writes_nothing(tmp_path, layout) -> None:
+    """B42."""
     rig, prompt = Rig(tmp_path / "cache", layout), chain(*range(15))
     assert rig.serve(prompt) == 0
     assert rig.writer.flush(SECONDS)

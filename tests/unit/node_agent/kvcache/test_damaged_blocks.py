@@ -25,6 +25,7 @@ def disk(tmp_path):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_block_is_a_miss_and_taken_away_once(disk, damage: str) -> None:
+    """B37."""
     file = disk.file(ONE, 1)
     DAMAGE[damage](file)
     for _ in range(2):
@@ -45,6 +46,7 @@ def test_what_was_no_file_is_moved_and_neither_emptied_nor_followed(disk) -> Non
 
 
 def test_exchanged_files_are_both_misses(disk) -> None:
+    """B33, B37."""
     one, two = disk.file(ONE, 0), disk.file(TWO, 0)
     between = disk.path / "blocks" / "between"
     shutil.move(one, between)

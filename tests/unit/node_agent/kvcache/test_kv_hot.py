@@ -52,6 +52,7 @@ def test_what_was_used_last_stays() -> None:
 
 
 def test_a_hot_prefix_survives_a_hundred_others() -> None:
+    """B49."""
     hot, _ = tier(10)
     hot.put(made(ONE, 0))
     hot.put(made(ONE, 1))

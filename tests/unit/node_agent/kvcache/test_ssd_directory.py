@@ -212,6 +212,7 @@ def test_a_deleted_directory_is_noticed_without_traffic(tmp_path) -> None:
 
 
 def test_files_of_others_are_counted_and_left_alone(tmp_path) -> None:
+    """B39."""
     disk = filled(tmp_path / "cache")
     for name in ("blocks/notes.txt", "holiday.jpg", "blocks/tmp-mine"):
         (tmp_path / "cache" / name).write_text("mine")

@@ -76,6 +76,7 @@ def test_the_least_recently_used_chain_is_given_up_from_its_end(disk) -> None:
 
 
 def test_a_hot_prefix_is_found_however_many_others_come(disk) -> None:
+    """B49."""
     limit(disk, 10)
     for index in range(3):
         disk.store.put(block(ONE, index))
@@ -89,6 +90,7 @@ def test_a_hot_prefix_is_found_however_many_others_come(disk) -> None:
 
 
 def test_a_leased_block_is_not_evicted(disk) -> None:
+    """B49."""
     disk.store.put(block(ONE, 0))
     disk.store.put(block(TWO, 0))
     limit(disk, 2)
@@ -141,6 +143,7 @@ def test_retention_drops_what_was_not_used_for_so_long(disk) -> None:
 
 
 def test_a_daily_write_budget_stops_saves_until_the_next_day(disk) -> None:
+    """B42."""
     disk.store.resize(SsdBudget(size_bytes=1 << 30, daily_write_bytes=STEP + 10))
     assert disk.store.put(block(ONE, 0)) is PutOutcome.STORED
     assert disk.store.put(block(TWO, 0)) is PutOutcome.DAILY_BUDGET
@@ -163,6 +166,7 @@ def test_free_space_to_be_left_limits_the_cache(disk) -> None:
 
 
 def test_blocks_of_a_model_that_is_gone_go_first(disk) -> None:
+    """B39."""
     disk.store.put(block(ONE, 0))
     disk.store.put(block(TWO, 0))
     disk.store.demote("tiny")

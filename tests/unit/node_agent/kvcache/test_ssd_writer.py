@@ -84,6 +84,7 @@ def test_a_block_stored_or_queued_is_not_written_again(disk, gate) -> None:
 
 
 def test_the_counter_of_written_bytes_is_what_was_written(disk) -> None:
+    """B42."""
     writer = started(disk)
     for index in range(8):
         writer.submit(block(ONE, index, payload=40_000))

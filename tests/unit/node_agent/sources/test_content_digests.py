@@ -41,6 +41,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_the_content_counts_and_not_the_place(tmp_path: Path) -> None:
+    """B32."""
     digests = ContentDigests()
     first = await digests.of_directory(write_model(tmp_path / "a"))
     assert await digests.of_directory(write_model(tmp_path / "b")) == first
