@@ -59,7 +59,9 @@ def worst_gap(engine: Engine, name: str, tokens: list[int]) -> tuple[float, int,
         now = time.perf_counter()
         if any(isinstance(one, Tokens) for one in events):
             worst, last, said = max(worst, now - last), now, said + 1
-        restored = next((one for one in events if isinstance(one, Restored)), None)
+        # The stream may be restored too, the second time.
+        found = (one for one in events if isinstance(one, Restored) and one.request_id == name)
+        restored = next(found, None)
         if restored is not None:
             break
     scheduler.cancel(name)
