@@ -70,7 +70,7 @@ class Feeder:
                 return not prompt.restore_bytes()
         step = prompt.restore(row.uid, wait_seconds)
         if step is None:
-            self._gatekeeper.reserve(row.uid, prompt.restore_bytes())
+            self._gatekeeper.reserved.keep(row.uid, prompt.restore_bytes())
             return False
         self.forget(row.uid)
         row.restoring = False
@@ -82,7 +82,7 @@ class Feeder:
 
     def forget(self, uid: int) -> None:
         """Give back what is kept for a row that is restored, or gone."""
-        self._gatekeeper.reserve(uid, 0)
+        self._gatekeeper.reserved.keep(uid, 0)
 
     def _may_restore(self, row: FedRow, need_bytes: int, fed: Fed, *, alone: bool) -> bool:
         """Return whether a row's restore may begin now."""

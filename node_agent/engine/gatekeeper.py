@@ -69,6 +69,24 @@ class Tries:
             self.advice = answer.message
 
 
+class Reserved:
+    """Room kept for rows that were allowed more than they have taken yet."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[int, int] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        """Return what is kept for all rows together."""
+        return sum(self._by_uid.values())
+
+    def keep(self, uid: int, size_bytes: int) -> None:
+        """Keep so much for a row from now on; 0 gives it back."""
+        self._by_uid.pop(uid, None)
+        if size_bytes:
+            self._by_uid[uid] = size_bytes
+
+
 class Gatekeeper:
     """Asks the gate, and acts on its wish to reclaim."""
 
@@ -86,7 +104,7 @@ class Gatekeeper:
         self._steps_since_clear = 0
         self.over_budget_bytes = 0
         self.limits = Limits()
-        self._reserved_bytes: dict[int, int] = {}
+        self.reserved = Reserved()
 
     @property
     def correction(self) -> Correction:
@@ -160,12 +178,6 @@ class Gatekeeper:
             return 0
         return self._forecast.chunk_bytes(held_tokens, chunk_tokens)
 
-    def reserve(self, uid: int, size_bytes: int) -> None:
-        """Keep room for what a row was allowed and has not taken yet; 0 gives it back."""
-        self._reserved_bytes.pop(uid, None)
-        if size_bytes:
-            self._reserved_bytes[uid] = size_bytes
-
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""
         self._correction = self._correction.observed(predicted_bytes, actual_bytes)
@@ -216,7 +228,7 @@ class Gatekeeper:
     def _read(self) -> GateReading:
         gauges, limits = self._memory.read(), self.limits
         return GateReading(
-            high_water_bytes=self._high_water.over(gauges) + sum(self._reserved_bytes.values()),
+            high_water_bytes=self._high_water.over(gauges) + self.reserved.total_bytes,
             cache_bytes=gauges.cache_bytes,
             budget_bytes=limits.budget_bytes,
             margin_bytes=limits.margin_bytes,

@@ -29,6 +29,7 @@ from node_agent.engine.scheduler import Scheduler
 from node_agent.kvcache.restoring import Restoring
 from node_agent.kvcache.ssd_store import SsdStore
 from node_agent.kvcache.tiers import CacheTiers
+from tests.bench.preload import restart_with_blas
 from tests.support.cached_engine import prompt, row
 from tests.support.fleet import SMOLLM2
 
@@ -184,6 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.warm_profile")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
+    restart_with_blas("tests.bench.warm_profile")
     if not SMOLLM2.is_dir():
         print(f"{SMOLLM2} is missing: make models")
         return 1
