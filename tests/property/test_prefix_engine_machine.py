@@ -185,7 +185,7 @@ def test_answers_are_the_same_warm_as_cold_whatever_happens(name: str) -> None:
     """B28, B29, B30, B37, B39: by token, by window, and recurrent between attention."""
     machine = type(name, (PrefixMachine,), {"model": name})
     steps = settings(
-        max_examples=5,
+        max_examples=4,
         stateful_step_count=14,
         deadline=None,
         phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
