@@ -21,21 +21,32 @@ class EngineLink(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._fault = ""
+        # What came before the owner listened; pausing the transport would not hold it back, as
+        # uvloop reads from a new connection whatever `connection_made` asked for.
+        self._early: list[bytes] | None = []
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; nothing is read before `listen`."""
+        """Keep the transport."""
         # A cast, as uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.pause_reading()
 
     def listen(self) -> None:
-        """Begin to hand on events, once the owner is ready to act on them."""
-        if self._transport is not None:
-            self._transport.resume_reading()
+        """Begin to hand on events, once the owner is ready to act on them.
+
+        Until then they are kept: an answer to Hello would have no process to go to.
+        """
+        early, self._early = self._early, None
+        for data in early or ():
+            self.data_received(data)
+        if early is not None and self.lost.is_set():
+            self._tell_lost()
 
     def data_received(self, data: bytes) -> None:
         """Hand on every complete event; a broken protocol closes the link."""
+        if self._early is not None:
+            self._early.append(data)
+            return
         try:
             for body in self._decoder.feed(data):
                 self._on_event(decode_event(body))
@@ -44,10 +55,11 @@ class EngineLink(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Tell the owner."""
+        """Tell the owner, if it listens."""
         self._transport = None
         self.lost.set()
-        self._on_lost(self._fault or "the engine closed its socket")
+        if self._early is None:
+            self._tell_lost()
 
     def send(self, command: Command) -> None:
         """Send a command; after the link is lost it is dropped, as its answer has been given.
@@ -61,3 +73,6 @@ class EngineLink(asyncio.Protocol):
         """Close the socket; the engine then ends at once."""
         if self._transport is not None:
             self._transport.close()
+
+    def _tell_lost(self) -> None:
+        self._on_lost(self._fault or "the engine closed its socket")
