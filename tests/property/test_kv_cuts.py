@@ -51,7 +51,8 @@ def test_a_start_is_within_a_cut_of_the_longest_beginning_that_is_stored(
     of = chain(*asked, block_tokens=SIZE)
     planned = tiers.plan(of)
     restored = tiers.restore(of)
-    assert restored.tokens == planned.tokens
+    # The block is read by now, and its marks say to the token where the prompts part.
+    assert planned.tokens <= restored.tokens < planned.tokens + CUT_TOKENS
     assert min(deepest // CUT_TOKENS * CUT_TOKENS, len(asked) - 1) <= restored.tokens
     assert restored.tokens <= min(deepest, len(asked) - 1)
     assert sum(one.use.take_tokens for one in restored.blocks) == restored.tokens

@@ -25,7 +25,7 @@ def test_a_running_stream_keeps_its_pace_while_a_long_prompt_is_fed():
         found = measure_gaps(engine, prompt_tokens=500)
     assert sum(found.chunks) == 500
     assert len(found.gaps) >= len(found.chunks) - 1
-    assert found.chunks[0] == MIN_CHUNK_TOKENS
+    assert found.chunks[0] <= GROWTH * MIN_CHUNK_TOKENS
     widths = itertools.pairwise(found.chunks)
     assert all(wider <= GROWTH * max(MIN_CHUNK_TOKENS, before) for before, wider in widths)
 
