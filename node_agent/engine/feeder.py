@@ -117,7 +117,9 @@ class Feeder:
         chunk_tokens = wanted_tokens
         if isinstance(decision, Shrink):
             chunk_tokens = prompt.next_chunk_tokens(decision.chunk_tokens)
-        predicted_bytes = self._gatekeeper.predict(held_tokens, chunk_tokens)
+        predicted_bytes = self._gatekeeper.predict(
+            held_tokens, chunk_tokens, len(row.command.prompt)
+        )
         self._memory.begin_chunk()
         step = prompt.feed(row.uid, chunk_tokens)
         actual_bytes = self._memory.end_chunk()

@@ -172,11 +172,13 @@ class Gatekeeper:
         last = NextChunk(1, lambda _tokens: need_bytes, lambda _tokens: need_bytes)
         return self._judge(tries, last, alone=alone)
 
-    def predict(self, held_tokens: int, chunk_tokens: int) -> int:
+    def predict(self, held_tokens: int, chunk_tokens: int, total_tokens: int) -> int:
         """Return the uncorrected prediction for a chunk; 0 without a shape."""
-        if self._forecast is None:
+        forecast = self._forecast
+        if forecast is None:
             return 0
-        return self._forecast.chunk_bytes(held_tokens, chunk_tokens)
+        last_tokens = chunk_tokens if held_tokens + chunk_tokens == total_tokens else 0
+        return forecast.chunk_bytes(held_tokens, chunk_tokens) + forecast.logits_bytes(last_tokens)
 
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""
