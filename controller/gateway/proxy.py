@@ -102,9 +102,10 @@ class Proxy:
         """
         course = _Course()
         again: EndpointView | None = None
-        await self._catch_up(exchange.model)
         while True:
             endpoint = again or self._select(exchange, course)
+            if endpoint is None and not course.tried and await self._catch_up(exchange.model):
+                continue
             if endpoint is None:
                 return await self._give_up(exchange, course)
             ending = await self._attempt(exchange, endpoint)
@@ -116,11 +117,12 @@ class Proxy:
                 return await self._give_up(exchange, course)
             again = endpoint if step is Next.SAME else None
 
-    async def _catch_up(self, model: str) -> None:
-        """Give the report of an engine that is declared ready a moment to arrive."""
-        if is_catching_up(self._fleet.view(), model):
-            seconds = self._settings.catch_up_seconds
-            await self._fleet.wait_until(lambda view: not is_catching_up(view, model), seconds)
+    async def _catch_up(self, model: str) -> bool:
+        """Give the report of an engine that is declared ready a moment; tell whether it came."""
+        if not is_catching_up(self._fleet.view(), model):
+            return False
+        seconds = self._settings.catch_up_seconds
+        return await self._fleet.wait_until(lambda view: not is_catching_up(view, model), seconds)
 
     def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
         candidates = plan_candidates(self._fleet.view().candidates(exchange.model), course.noes)

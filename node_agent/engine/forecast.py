@@ -51,8 +51,10 @@ class Forecast:
         next_bytes = self.chunk_bytes(held_tokens, min(chunk_tokens, total_tokens - held_tokens))
         return max(next_bytes, peak_bytes - (held_bytes if held_tokens else 0))
 
-    def logits_bytes(self, chunk_tokens: int) -> int:
-        """Return what the logits of a chunk take that has a prompt's last token."""
+    def logits_bytes(self, held_tokens: int, chunk_tokens: int, total_tokens: int) -> int:
+        """Return what the logits of a chunk take: nothing before a prompt's last token."""
+        if held_tokens + chunk_tokens < total_tokens:
+            return 0
         return chunk_tokens * self.shape.vocab_size * FLOAT_BYTES
 
     def join_bytes(self, cost: JoinCost) -> int:

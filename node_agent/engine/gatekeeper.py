@@ -149,7 +149,7 @@ class Gatekeeper:
             wanted_tokens,
             lambda tokens: (
                 correction.apply(forecast.chunk_bytes(held_tokens, tokens))
-                + forecast.logits_bytes(tokens if held_tokens + tokens == total_tokens else 0)
+                + forecast.logits_bytes(held_tokens, tokens, total_tokens)
             ),
             lambda tokens: correction.apply(
                 forecast.finish_bytes(held_tokens, total_tokens, tokens)
@@ -177,8 +177,8 @@ class Gatekeeper:
         forecast = self._forecast
         if forecast is None:
             return 0
-        last_tokens = chunk_tokens if held_tokens + chunk_tokens == total_tokens else 0
-        return forecast.chunk_bytes(held_tokens, chunk_tokens) + forecast.logits_bytes(last_tokens)
+        logits_bytes = forecast.logits_bytes(held_tokens, chunk_tokens, total_tokens)
+        return forecast.chunk_bytes(held_tokens, chunk_tokens) + logits_bytes
 
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""

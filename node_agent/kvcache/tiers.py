@@ -1,7 +1,7 @@
 """The cache of one engine: RAM and disk behind three calls.
 
-Owns the order of tiers and the counting of hits. The engine's thread calls it: `plan` when a
-request is about to start, `load` to get the blocks of that plan, `keep` for every captured block.
+Owns the order of tiers. The engine's thread calls it: `plan` when a request is about to start,
+`begin` to have the blocks it starts from read, `keep` for every captured block.
 Both tiers may be None. It never raises for what a tier does: the worst case is a cold start.
 
     chain = PrefixChain.of(ChainRoot(fingerprint, extra_keys), prompt_ids, block_tokens)

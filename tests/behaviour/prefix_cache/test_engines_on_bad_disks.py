@@ -6,6 +6,7 @@ RAM keeps no blocks here, so whatever is restored comes from the disk.
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,18 +48,6 @@ def expected() -> list[list[int]]:
 def volume(tmp_path: Path) -> Iterator[Volume]:
     with volume_at(tmp_path / "volume") as made:
         yield made
-
-
-@pytest.fixture
-def serving(volume: Volume, tmp_path: Path) -> Callable[[], object]:
-    """Starts an engine whose cache is on the volume."""
-    memory_file = str(tmp_path / "memory")
-
-    def start() -> object:
-        cache = settings(volume.path / "kv", hot_bytes=0, memory_file=memory_file)
-        return cached_engine(tiny_model("llama"), cache, chunk_tokens=256)
-
-    return start
 
 
 class Served:
@@ -109,13 +98,21 @@ class Served:
         self.await_state("")
 
 
+@contextmanager
+def serving(directory: Path, memory_file: Path, expected: list[list[int]]) -> Iterator[Served]:
+    """Run an engine whose cache is in a directory, from its first report of it on."""
+    cache = settings(directory, hot_bytes=0, memory_file=str(memory_file))
+    with cached_engine(tiny_model("llama"), cache, chunk_tokens=256) as engine:
+        await_report(engine)
+        yield Served(engine, expected)
+
+
 def test_a_disk_smaller_than_the_index_or_than_a_block_costs_nothing(
-    volume: Volume, serving, expected: list[list[int]]
+    volume: Volume, expected: list[list[int]]
 ) -> None:
     """B38."""
     volume.mount("16k")
-    with serving() as engine:
-        served = Served(engine, expected)
+    with serving(volume.path / "kv", volume.path.with_name("memory"), expected) as served:
         served.await_state("DiskFull", "the index")
         assert served.ask_all() == 0
         volume.resize("200k")
@@ -128,16 +125,14 @@ def test_a_disk_smaller_than_the_index_or_than_a_block_costs_nothing(
 
 
 def test_a_disk_with_room_for_three_blocks_holds_three_under_any_load(
-    volume: Volume, serving, expected: list[list[int]]
+    volume: Volume, expected: list[list[int]]
 ) -> None:
     """B38, B39."""
     volume.mount("1m")
-    with serving() as engine:
-        await_report(engine)
-        served = Served(engine, expected)
+    with serving(volume.path / "kv", volume.path.with_name("memory"), expected) as served:
         for _ in range(3):
             served.ask_all()
-        report = await_report(engine, ssd_evictions=3)
+        report = await_report(served.engine, ssd_evictions=3)
         assert (report.state_reason, report.counters["faults"]) == ("", 0)
         served.recover()
         sizes = [path.stat().st_size for path in (volume.path / "kv" / "blocks").iterdir()]
@@ -145,13 +140,11 @@ def test_a_disk_with_room_for_three_blocks_holds_three_under_any_load(
 
 
 def test_a_disk_that_turns_read_only_is_left_alone_until_it_is_writable(
-    volume: Volume, serving, expected: list[list[int]]
+    volume: Volume, expected: list[list[int]]
 ) -> None:
     """B40."""
     volume.mount("8m")
-    with serving() as engine:
-        await_report(engine)
-        served = Served(engine, expected)
+    with serving(volume.path / "kv", volume.path.with_name("memory"), expected) as served:
         served.ask_all(meanwhile=volume.turn_read_only)
         served.ask_all()
         report = served.await_state("ReadOnly")
@@ -162,13 +155,11 @@ def test_a_disk_that_turns_read_only_is_left_alone_until_it_is_writable(
 
 
 def test_a_disk_unplugged_while_rows_run_is_used_again_once_it_is_back(
-    volume: Volume, serving, expected: list[list[int]]
+    volume: Volume, expected: list[list[int]]
 ) -> None:
     """B40."""
     volume.mount("8m")
-    with serving() as engine:
-        await_report(engine)
-        served = Served(engine, expected)
+    with serving(volume.path / "kv", volume.path.with_name("memory"), expected) as served:
         served.ask_all()
         served.ask_all(meanwhile=volume.unplug)
         served.ask_all()
@@ -183,10 +174,7 @@ def test_a_cache_directory_deleted_while_rows_run_is_made_again(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
     directory = tmp_path / "kv"
-    cache = settings(directory, hot_bytes=0, memory_file=str(tmp_path / "memory"))
-    with cached_engine(tiny_model("llama"), cache, chunk_tokens=256) as engine:
-        await_report(engine)
-        served = Served(engine, expected)
+    with serving(directory, tmp_path / "memory", expected) as served:
         served.ask_all()
         served.ask_all(meanwhile=lambda: shutil.rmtree(directory))
         served.recover()
