@@ -69,10 +69,13 @@ def test_once_the_speed_is_known_no_chunk_takes_much_longer_than_it_may(base, sl
         )
         width = cut_chunk(held, prompt, limit, ())
         took = width * (base + slope * (held + width))
+        # By what was measured, a part is at most stretched.
+        fitting = max(MIN_CHUNK_TOKENS, pace.tokens_in(FEED_SECONDS, held))
+        assert width <= int(fitting * STRETCH)
+        # What a token costs grows within an octave and with the chunk, and was measured before
+        # that; in 60,000 random cases the slowest chunk took 2.8 times as long as it may.
         narrowest = MIN_CHUNK_TOKENS * (base + slope * (held + width))
-        # Within an octave a token gets at most twice as dear; a part that is stretched, longer and
-        # dearer.
-        assert took <= max(2 * FEED_SECONDS * STRETCH**2, narrowest * 1.01)
+        assert took <= max(4 * FEED_SECONDS, narrowest * 1.01)
         pace, held = pace.fed(held, width, took), held + width
 
 
