@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from manifests.api_key import ApiKey
 from manifests.cache_budget import CacheBudget
 from manifests.engine import Engine
 from manifests.event import Event
@@ -31,6 +32,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Model", "models", "model", ("mdl",), Model),
     Kind("MemoryGuard", "memoryguards", "memoryguard", ("mg",), MemoryGuard),
     Kind("CacheBudget", "cachebudgets", "cachebudget", ("cb",), CacheBudget),
+    Kind("ApiKey", "apikeys", "apikey", ("key", "keys"), ApiKey),
     Kind("Node", "nodes", "node", ("nd",), Node),
     Kind("Engine", "engines", "engine", ("eng",), Engine, declared_by_users=False),
     Kind("Event", "events", "event", ("ev",), Event, declared_by_users=False, has_status=False),

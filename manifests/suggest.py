@@ -16,6 +16,13 @@ from manifests.scheme import KINDS, Kind, resolve_kind
 
 _CLOSE_ENOUGH = 0.7
 _MAX_LISTED = 12
+# What people write in good faith and must not, with what to do instead.
+_ADVICE: dict[tuple[str, Path], str] = {
+    ("ApiKey", ("spec", "secret")): (
+        "a secret is never stored: remove it here and anywhere it was saved, and let `mlxctl "
+        "create key NAME` make one, or set hash to the SHA-256 of a long random secret in hex"
+    ),
+}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -54,9 +61,11 @@ def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
 def suggest_field(kind: Kind, parent: Path, name: str) -> str:
     """Say what the unknown field `name` under `parent` of a kind should have been.
 
-    Tries, in turn: the same name elsewhere in the kind, a near name here, the same name in
-    another kind, a near name elsewhere; else lists what is known here.
+    Tries, in turn: advice for known slips, the same name elsewhere in the kind, a near name here,
+    the same name in another kind, a near name elsewhere; else lists what is known here.
     """
+    if advice := _ADVICE.get((kind.name, (*parent, name))):
+        return advice
     model = model_at(kind.model, parent)
     here = tuple(fields_of(model)) if model is not None else ()
     near = nearest(name, here)

@@ -199,6 +199,34 @@ def _text(value: Any) -> Cell:
     return "<off>" if value is None else str(value)
 
 
+def _models_allowed(obj: RawObject, _now: float) -> Cell:
+    return ",".join(dig(obj, "spec", "models") or ()) or "<all>"
+
+
+def _key_status(obj: RawObject, _now: float) -> Cell:
+    usable = _condition(obj, "Usable")
+    if usable is None:
+        return "Unknown"
+    return "Usable" if usable.status is ConditionStatus.TRUE else usable.reason
+
+
+def _key_tokens(obj: RawObject, _now: float) -> Cell:
+    usage = dig(obj, "status", "usage") or {}
+    return (usage.get("promptTokens") or 0) + (usage.get("completionTokens") or 0)
+
+
+def _key_budget(obj: RawObject, _now: float) -> Cell:
+    budget = dig(obj, "spec", "budget")
+    if not isinstance(budget, Mapping):
+        return None
+    return f"{dig(obj, 'status', 'usage', 'budgetUsed') or 0}/{budget.get('tokens')}"
+
+
+def _key_last_used(obj: RawObject, now: float) -> Cell:
+    seen = dig(obj, "status", "usage", "lastUsed")
+    return _since(seen, now) if seen else "<never>"
+
+
 def _event_object(obj: RawObject, _now: float) -> Cell:
     about = obj.get("involvedObject") or {}
     return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
@@ -283,6 +311,23 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         Column("Selector", _selector, 1),
         Column("Isolation", _at("spec", "isolation"), 1),
+    ),
+    "ApiKey": (
+        NAME,
+        Column("Prefix", _at("spec", "prefix"), description="the secret's first characters"),
+        Column("Status", _key_status, description="Usable, or the reason why not"),
+        Column("Models", _models_allowed),
+        Column("Requests", _at("status", "usage", "requests"), type="integer"),
+        Column("Tokens", _key_tokens, type="integer", description="prompt and output"),
+        Column("Budget", _key_budget, description="tokens used in this period of those allowed"),
+        Column("Last-Used", _key_last_used),
+        AGE,
+        Column("Priority", _at("spec", "priority"), 1, type="integer"),
+        Column("RPM", _at("spec", "limits", "requestsPerMinute"), 1, type="integer"),
+        Column("TPM", _at("spec", "limits", "tokensPerMinute"), 1, type="integer"),
+        Column("Concurrent", _at("spec", "limits", "concurrentRequests"), 1, type="integer"),
+        Column("Expires", _at("spec", "expires"), 1),
+        Column("Isolation", _at("spec", "cacheIsolation"), 1),
     ),
     "Event": (
         Column("Last Seen", _event_seen),

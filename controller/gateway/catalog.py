@@ -53,6 +53,14 @@ def plan_names(models: Mapping[str, Model], endpoints: Sequence[EndpointView]) -
     return names
 
 
+def names_of(view: FleetView, name: str) -> tuple[str, ...]:
+    """Return the names by which a key may be allowed to use what a request calls `name`.
+
+    Whoever may use a model may call it by its aliases.
+    """
+    return tuple(dict.fromkeys((name, view.names.get(name, name))))
+
+
 def resolve(view: FleetView, name: str) -> str | Refusal:
     """Return the model that a request's `model` means, or why there is none."""
     model = view.names.get(name)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from controller.gateway.access import Caller, plan_tenancy, refuse_model
 from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.attempts import Broken, Finished
-from controller.gateway.catalog import list_models, resolve
+from controller.gateway.catalog import list_models, names_of, resolve
+from controller.gateway.door import Door, Visit
 from controller.gateway.fleet import Fleet
-from controller.gateway.peek import peek, shown_name
+from controller.gateway.peek import Peeked, peek, shown_name
 from controller.gateway.proxy import Exchange, Proxy
 from controller.gateway.settings import GatewaySettings
+from controller.gateway.sse import Usage
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal
 
@@ -30,6 +33,7 @@ class HandlerParts:
     settings: GatewaySettings
     fleet: Fleet
     proxy: Proxy
+    door: Door
     metrics: GatewayMetrics
     clock: Callable[[], float]
     created_seconds: int
@@ -54,28 +58,38 @@ class Completions:
         down = Downstream(send, inbound.request_id, self._parts.clock)
         metrics, started = self._parts.metrics, self._parts.clock()
         model: str | None = None
+        visit: Visit | None = None
         outcome = "fault"
         with metrics.in_flight():
             try:
                 prepared = await self._prepare(inbound, down, started)
-                if isinstance(prepared, Exchange):
-                    model = prepared.model
-                    outcome = await self._forward(prepared)
-                else:
+                if isinstance(prepared, str):
                     outcome = prepared
+                else:
+                    exchange, visit = prepared
+                    model = exchange.model
+                    outcome = await self._forward(exchange)
             except ClientLeftError:
                 outcome = "cancelled"
             except Exception as fault:  # noqa: BLE001 - request root: every request gets an answer
                 _log_fault(inbound, fault)
                 await _answer_fault(down)
             finally:
+                if visit is not None:
+                    self._parts.door.settle(visit, down, outcome)
                 metrics.observe_request(model, outcome, self._parts.clock() - started)
                 if down.first_data_seconds is not None:
                     metrics.observe_first_data(model, down.first_data_seconds - started)
 
-    async def _prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
-        """Return the exchange to forward, or the outcome when it was refused."""
-        settings = self._parts.settings
+    async def _prepare(
+        self, inbound: Inbound, down: Downstream, started: float
+    ) -> tuple[Exchange, Visit] | str:
+        """Return the exchange to forward and what it holds, or the outcome when it was refused."""
+        settings, door = self._parts.settings, self._parts.door
+        caller = door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await door.turn_away(down, caller)
+            return outcome_of_status(down.status)
         if inbound.method != "POST":
             allow = ((b"allow", b"POST"),)
             await down.refuse(refuse_method(inbound.method, "POST"), allow)
@@ -88,11 +102,25 @@ class Completions:
         if isinstance(peeked, Refusal):
             await down.refuse(peeked)
             return "client_error"
-        model = resolve(self._parts.fleet.view(), peeked.model)
+        model = self._resolve(caller, peeked)
         if isinstance(model, Refusal):
             await down.refuse(model)
-            return "unavailable" if model.code is Code.NO_READY_ENGINE else "client_error"
-        return Exchange(inbound, down, peeked, model, body, started)
+            return outcome_of_status(down.status)
+        visit = door.admit(caller, down, _cost(peeked, settings))
+        if isinstance(visit, Refusal):
+            await down.refuse(visit)
+            return "client_error"
+        tenancy = plan_tenancy(caller, inbound.headers)
+        # Nothing is awaited from here on, so that whoever holds the visit settles it.
+        return Exchange(
+            inbound, down, peeked, model, body, started, caller.name, caller.priority, tenancy
+        ), visit
+
+    def _resolve(self, caller: Caller, peeked: Peeked) -> str | Refusal:
+        view = self._parts.fleet.view()
+        if not caller.may_use(*names_of(view, peeked.model)):
+            return refuse_model(caller, peeked.model)
+        return resolve(view, peeked.model)
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():
@@ -116,12 +144,20 @@ class ModelList:
         """List what is served, or show one of it."""
         inbound = Inbound.from_scope(scope, receive)
         down = Downstream(send, inbound.request_id, self._parts.clock)
+        caller = self._parts.door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await self._parts.door.turn_away(down, caller)
+            return
         if inbound.method not in {"GET", "HEAD"}:
             allow = ((b"allow", b"GET, HEAD"),)
             await down.refuse(refuse_method(inbound.method, "GET"), allow)
             return
         view = self._parts.fleet.view()
-        listed = list_models(view, self._parts.created_seconds)
+        listed = [
+            item
+            for item in list_models(view, self._parts.created_seconds)
+            if caller.may_use(*names_of(view, item["id"]))
+        ]
         wanted = scope.get("path_params", {}).get("id")
         if wanted is None:
             await down.answer_json({"object": "list", "data": listed})
@@ -149,12 +185,23 @@ class UnknownPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Say what exists instead."""
         inbound = Inbound.from_scope(scope, receive)
+        down = Downstream(send, inbound.request_id, self._parts.clock)
+        caller = self._parts.door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await self._parts.door.turn_away(down, caller)
+            return
         refusal = Refusal(
             Code.NOT_FOUND,
             f"Unknown path {shown_name(inbound.path)}.",
             hint="Try /v1/models, /v1/chat/completions or /v1/completions.",
         )
-        await Downstream(send, inbound.request_id, self._parts.clock).refuse(refusal)
+        await down.refuse(refusal)
+
+
+def _cost(peeked: Peeked, settings: GatewaySettings) -> Usage:
+    """Return what a request may cost: its prompt by estimate, and all the output it asks for."""
+    output = settings.assumed_output_tokens if peeked.max_tokens is None else peeked.max_tokens
+    return Usage(peeked.prompt_tokens, output)
 
 
 def outcome_of_status(status: int) -> str:

@@ -6,7 +6,7 @@ handlers.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -42,13 +42,18 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Retryable
+from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request that is fit to forward, and where its answer goes."""
+    """One request that is fit to forward, and where its answer goes.
+
+    `key_name` and `priority` are its ApiKey's, the higher going first; `tenancy` the headers that
+    tell an agent with whom cached prefixes are shared.
+    """
 
     inbound: Inbound
     down: Downstream
@@ -56,6 +61,9 @@ class Exchange:
     model: str
     body: bytes = field(repr=False)
     started_seconds: float
+    key_name: str = ""
+    priority: int = 0
+    tenancy: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -155,9 +163,11 @@ class Proxy:
     async def _send(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
         """Forward, and leave a node that dies before it has sent a byte."""
         inbound = exchange.inbound
+        exchange.down.model = endpoint.model
+        told = {MODEL_HEADER: endpoint.model, USAGE_HEADER: "1", **exchange.tenancy}
         call = Call(
             url=endpoint.address + inbound.path,
-            headers=plan_upstream_headers(inbound.headers, inbound.request_id),
+            headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,

@@ -40,3 +40,7 @@ class GatewaySettings:
     """How long after a request is sent the node's load report certainly counts it."""
     seed: int | None = None
     """Seed of the tie break; None draws one from the system."""
+    require_key: bool = False
+    """Refuse requests without an API key even while no ApiKey is declared."""
+    usage_seconds: float = 10.0
+    """How often the usage of keys is written into their status."""

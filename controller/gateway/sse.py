@@ -1,13 +1,16 @@
 """Server-sent events by the event: complete, well-formed, or a fault; no I/O.
 
 Splits an upstream's bytes into whole events, lets through only events whose data is JSON or
-`[DONE]`, and notes usage, errors and the end. Called by the relay.
+`[DONE]`, and notes usage (from an event, or from an agent's comment), errors and the end. Called
+by the relay.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from manifests.wire.gateway import parse_usage_comment
 
 _DONE = b"[DONE]"
 
@@ -75,6 +78,8 @@ class EventReader:
             text = line.rstrip(b"\r")
             if text.startswith(b"data:"):
                 parts.append(text[5:].strip())
+            elif (so_far := parse_usage_comment(text)) is not None:
+                self.usage = Usage(*so_far)
             elif not text:
                 if parts and not self._take(b"\n".join(parts)):
                     self._fault = "an event that is not JSON"

@@ -11,6 +11,7 @@ from functools import partial
 import aiohttp
 
 from controller.placement.fleet import NodeView
+from controller.reconcile.api_key import ApiKeyReconciler
 from controller.reconcile.event_pruner import EventPruner
 from controller.reconcile.following import FollowingWatch, build_following
 from controller.reconcile.garbage import GarbageCollector
@@ -78,6 +79,13 @@ class Reconcilers:
         self.guards, self.budgets = build_following(
             objects, self.informers, self.fleet, resync_seconds
         )
+        keys = self.informers["apikeys"]
+        self.keys = Controller(
+            "apikey",
+            ApiKeyReconciler(objects, keys).reconcile,
+            keys=lambda: list(keys.objects),
+            resync_seconds=resync_seconds,
+        )
         self._following = FollowingWatch(self.guards, self.budgets)
         self._uids: dict[tuple[str, str], str] = {}
         self._node_news: dict[str, NodeView | None] = {}
@@ -91,7 +99,7 @@ class Reconcilers:
     @property
     def controllers(self) -> tuple[Controller, ...]:
         """The loops, for metrics."""
-        return (self.models, self.nodes, self.collector, self.guards, self.budgets)
+        return (self.models, self.nodes, self.collector, self.guards, self.budgets, self.keys)
 
     async def run(self) -> None:
         """Reconcile until cancelled; no decision is made before everything is known once."""
@@ -116,6 +124,7 @@ class Reconcilers:
         self.informers["models"].subscribe(self.models.enqueue)
         self.informers["memoryguards"].subscribe(self.guards.enqueue)
         self.informers["cachebudgets"].subscribe(self.budgets.enqueue)
+        self.informers["apikeys"].subscribe(self.keys.enqueue)
         self.informers["engines"].subscribe(self._engine_changed)
         self.informers["nodes"].subscribe(self._node_changed)
         for plural, informer in self.informers.items():

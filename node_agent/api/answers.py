@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from manifests.errors import EngineError
 from manifests.wire.error_body import openai_error
+from manifests.wire.gateway import usage_comment
 from node_agent.api.disconnect import until_gone
 from node_agent.api.errors import refusal_response
 from node_agent.api.traffic import Outcome, Ticket
@@ -29,12 +30,20 @@ class RunResponse(Response):
     """Answers with one run and ends its ticket, whatever happens."""
 
     def __init__(
-        self, run: Run, ticket: Ticket, *, stream: bool, keep_alive_seconds: float
+        self,
+        run: Run,
+        ticket: Ticket,
+        *,
+        stream: bool,
+        keep_alive_seconds: float,
+        tells_usage: bool = False,
     ) -> None:
+        """With `tells_usage` each event of a stream says in a comment what it has cost so far."""
         super().__init__()
         self._run, self._ticket = run, ticket
         self._streamed = stream
         self._keep_alive_seconds = keep_alive_seconds
+        self._tells_usage = tells_usage
         self._outcome = "cancelled"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,11 +104,18 @@ class RunResponse(Response):
                 continue
             if item is None:
                 break
-            yield b"".join(event(chunk) for chunk in writer.chunks(item))
+            yield self._so_far() + b"".join(event(chunk) for chunk in writer.chunks(item))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))
-        yield DONE
+        yield self._so_far() + DONE
+
+    def _so_far(self) -> bytes:
+        """Return the comment that tells usage, where it is wanted."""
+        if not self._tells_usage:
+            return b""
+        usage = self._run.usage
+        return usage_comment(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _start_message() -> dict[str, object]:
