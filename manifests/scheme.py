@@ -13,6 +13,7 @@ from manifests.guard import MemoryGuard
 from manifests.meta import FleetObject
 from manifests.model import Model
 from manifests.node import Node
+from manifests.route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind("Model", "models", "model", ("mdl",), Model),
+    Kind("Route", "routes", "route", ("rt",), Route),
     Kind("MemoryGuard", "memoryguards", "memoryguard", ("mg",), MemoryGuard),
     Kind("CacheBudget", "cachebudgets", "cachebudget", ("cb",), CacheBudget),
     Kind("ApiKey", "apikeys", "apikey", ("key", "keys"), ApiKey),

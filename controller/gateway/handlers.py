@@ -3,6 +3,7 @@
 Every path answers in OpenAI's error form and is counted once. No prompt text is logged.
 """
 
+import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from controller.gateway.door import Door, Visit
 from controller.gateway.fleet import Fleet
 from controller.gateway.peek import Peeked, peek, shown_name
 from controller.gateway.proxy import Exchange, Proxy
+from controller.gateway.routing import Asking
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.sse import Usage
 from controller.metrics import GatewayMetrics
@@ -51,6 +53,7 @@ class Completions:
 
     def __init__(self, parts: HandlerParts) -> None:
         self._parts = parts
+        self._random = random.Random(parts.settings.seed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count it, however it ends."""
@@ -67,7 +70,7 @@ class Completions:
                     outcome = prepared
                 else:
                     exchange, visit = prepared
-                    model = exchange.model
+                    model = exchange.models[0]
                     outcome = await self._forward(exchange)
             except ClientLeftError:
                 outcome = "cancelled"
@@ -75,6 +78,7 @@ class Completions:
                 _log_fault(inbound, fault)
                 await _answer_fault(down)
             finally:
+                model = down.model or model
                 if visit is not None:
                     self._parts.door.settle(visit, down, outcome)
                 metrics.observe_request(model, outcome, self._parts.clock() - started)
@@ -102,9 +106,9 @@ class Completions:
         if isinstance(peeked, Refusal):
             await down.refuse(peeked)
             return "client_error"
-        model = self._resolve(caller, peeked)
-        if isinstance(model, Refusal):
-            await down.refuse(model)
+        models = self._resolve(caller, peeked, Asking(inbound.headers, body, self._random.random()))
+        if isinstance(models, Refusal):
+            await down.refuse(models)
             return outcome_of_status(down.status)
         visit = door.admit(caller, down, _cost(peeked, settings))
         if isinstance(visit, Refusal):
@@ -113,14 +117,14 @@ class Completions:
         tenancy = plan_tenancy(caller, inbound.headers)
         # Nothing is awaited from here on, so that whoever holds the visit settles it.
         return Exchange(
-            inbound, down, peeked, model, body, started, caller.name, caller.priority, tenancy
+            inbound, down, peeked, models, body, started, caller.name, caller.priority, tenancy
         ), visit
 
-    def _resolve(self, caller: Caller, peeked: Peeked) -> str | Refusal:
+    def _resolve(self, caller: Caller, peeked: Peeked, asking: Asking) -> tuple[str, ...] | Refusal:
         view = self._parts.fleet.view()
         if not caller.may_use(*names_of(view, peeked.model)):
             return refuse_model(caller, peeked.model)
-        return resolve(view, peeked.model)
+        return resolve(view, peeked.model, asking)
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():

@@ -6,7 +6,7 @@ handlers.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -28,9 +28,9 @@ from controller.gateway.attempts import (
     plan_next,
 )
 from controller.gateway.breaker import Breakers, Verdict
-from controller.gateway.catalog import explain_no_engine, is_catching_up
+from controller.gateway.catalog import FleetView, explain_no_engine, is_catching_up
 from controller.gateway.endpoints import EndpointKey, EndpointView
-from controller.gateway.filters import Demand
+from controller.gateway.filters import Demand, filter_fitting
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import plan_upstream_headers
 from controller.gateway.peek import Peeked
@@ -41,16 +41,18 @@ from controller.gateway.selection import Circumstances, select_endpoint
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
-from manifests.errors import Retryable
+from manifests.errors import Code, Retryable
 from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
+_ABOUT_ONE_MODEL = frozenset({Code.CONTEXT_LENGTH_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One request that is fit to forward, and where its answer goes.
 
+    `models` are the Models to try in turn: more than one behind a Route.
     `key_name` and `priority` are its ApiKey's, the higher going first; `tenancy` the headers that
     tell an agent with whom cached prefixes are shared.
     """
@@ -58,7 +60,7 @@ class Exchange:
     inbound: Inbound
     down: Downstream
     peeked: Peeked
-    model: str
+    models: tuple[str, ...]
     body: bytes = field(repr=False)
     started_seconds: float
     key_name: str = ""
@@ -79,6 +81,7 @@ class _Course:
     attempts: int = 0
     faults: int = 0
     stale: int = 0
+    hopeless: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Proxy:
         again: EndpointView | None = None
         while True:
             endpoint = again or self._select(exchange, course)
-            if endpoint is None and not course.tried and await self._catch_up(exchange.model):
+            if endpoint is None and not course.tried and await self._catch_up(exchange.models):
                 continue
             if endpoint is None:
                 return await self._give_up(exchange, course)
@@ -121,19 +124,41 @@ class Proxy:
             step = plan_next(ending, self._history(exchange, course), self._settings)
             if step is Next.DONE:
                 return await self._end(exchange, ending)
+            if step is Next.GIVE_UP and self._next_model(exchange, course, endpoint, ending):
+                step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
             again = endpoint if step is Next.SAME else None
 
-    async def _catch_up(self, model: str) -> bool:
+    async def _catch_up(self, models: Sequence[str]) -> bool:
         """Give the report of an engine that is declared ready a moment; tell whether it came."""
-        if not is_catching_up(self._fleet.view(), model):
+
+        def behind(view: FleetView) -> bool:
+            return any(is_catching_up(view, model) for model in models)
+
+        if not behind(self._fleet.view()):
             return False
         seconds = self._settings.catch_up_seconds
-        return await self._fleet.wait_until(lambda view: not is_catching_up(view, model), seconds)
+        return await self._fleet.wait_until(lambda view: not behind(view), seconds)
 
     def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
-        candidates = plan_candidates(self._fleet.view().candidates(exchange.model), course.noes)
+        """Return an endpoint of the first model that has one with room, else of the first."""
+        open_: EndpointView | None = None
+        for model in exchange.models:
+            if model in course.hopeless:
+                continue
+            found = self._select_of(model, exchange, course)
+            if found is None:
+                continue
+            open_ = open_ or found
+            holds = self._reservations.holds((found,))
+            if len(exchange.models) == 1 or filter_fitting((found,), self._demand(exchange), holds):
+                return found
+        return open_
+
+    def _select_of(self, model: str, exchange: Exchange, course: _Course) -> EndpointView | None:
+        noes = [no for no in course.noes if no.endpoint.model == model]
+        candidates = plan_candidates(self._fleet.view().candidates(model), noes)
         around = Circumstances(
             holds=self._reservations.holds(candidates),
             blocked=self._breakers.blocked(self._clock()),
@@ -190,6 +215,14 @@ class Proxy:
                 gone = lost("The node is gone.")
                 return Broken(gone.refusal) if exchange.down.has_data else gone
 
+    def _next_model(
+        self, exchange: Exchange, course: _Course, endpoint: EndpointView, ending: Ending
+    ) -> bool:
+        """Whether a no speaks for one model only, and others are left. Mutates: course."""
+        if isinstance(ending, Refused) and ending.refusal.code in _ABOUT_ONE_MODEL:
+            course.hopeless.add(endpoint.model)
+        return endpoint.model in course.hopeless and not course.hopeless.issuperset(exchange.models)
+
     def _forget_gone(self) -> None:
         self._breakers.forget(item.key for item in self._fleet.view().endpoints)
 
@@ -219,16 +252,19 @@ class Proxy:
             await exchange.down.refuse(ending.refusal)
         if isinstance(ending, Finished) and ending.usage is not None:
             self._metrics.count_tokens(
-                exchange.model, ending.usage.prompt_tokens, ending.usage.completion_tokens
+                exchange.down.model or "",
+                ending.usage.prompt_tokens,
+                ending.usage.completion_tokens,
             )
         return ending
 
     async def _give_up(self, exchange: Exchange, course: _Course) -> Refused | Lost | None:
         """Tell the client the best no there is."""
         if not course.noes:
-            await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.model))
+            await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.models[0]))
             return None
-        candidates = self._fleet.view().candidates(exchange.model)
+        view = self._fleet.view()
+        candidates = [item for model in exchange.models for item in view.candidates(model)]
         no = choose_answer(course.noes, candidates)
         if isinstance(no, Refused) and no.body is not None and not exchange.down.started:
             await exchange.down.answer(no.status, no.headers, no.body)

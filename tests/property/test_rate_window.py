@@ -46,7 +46,7 @@ def test_within_no_minute_is_more_taken_than_the_limit(steps: list[tuple[float, 
 def test_what_was_taken_comes_back_whole_and_at_the_time_told(at: float, amount: int) -> None:
     window = take(EMPTY, at, amount)
     told = standing(window, LIMIT, at)
-    assert (told.remaining, WINDOW_SECONDS <= told.reset_seconds) == (LIMIT - amount, True)
+    assert (told.remaining, told.reset_seconds >= WINDOW_SECONDS) == (LIMIT - amount, True)
     back = math.floor(at) + 1 + WINDOW_SECONDS
     assert math.isclose(at + told.reset_seconds, back)
     assert standing(window, LIMIT, back - 0.001).remaining == LIMIT - amount
@@ -62,9 +62,9 @@ def test_settled_amounts_are_what_the_window_holds(
         now += pause
         window = take(window, now, amount)
         model.append([now, amount])
-    for entry, change in zip(model, changes, strict=False):
+    for entry, drawn in zip(model, changes, strict=False):
         # A request never gives back more than it took.
-        change = max(change, -entry[1])
+        change = max(drawn, -entry[1])
         window = amend(window, entry[0], change)
         entry[1] += change
     live = [amount for at, amount in model if math.floor(now) - math.floor(at) <= WINDOW_SECONDS]

@@ -36,6 +36,10 @@ class ScriptedSource:
         known[name] = {"apiVersion": "mlxfleet.dev/v1alpha1", **obj, "metadata": meta}
         self._tell(plural, WatchEvent(kind, known[name]))
 
+    def stored(self, plural: str, name: str) -> RawObject:
+        """Return one object as it is now."""
+        return self._objects[plural][name]
+
     def remove(self, plural: str, name: str) -> None:
         """Delete an object."""
         self._version += 1

@@ -128,5 +128,11 @@ def test_a_tenant_is_the_key_and_not_what_the_client_sent() -> None:
 
 def test_what_an_answer_cost_so_far_survives_the_wire() -> None:
     assert parse_usage_comment(usage_comment(12, 5).rstrip(b"\n")) == (12, 5)
-    for other in (b": keep-alive prefill 1/2", b": usage 1", b": usage -1 2", b": usage 1 2 3", b""):
+    for other in (
+        b": keep-alive prefill 1/2",
+        b": usage 1",
+        b": usage -1 2",
+        b": usage 1 2 3",
+        b"",
+    ):
         assert parse_usage_comment(other) is None
