@@ -3,6 +3,7 @@
 The secret itself goes no further than `find_secret`. Called by `door`.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -128,6 +129,11 @@ def refuse_model(caller: Caller, name: str) -> Refusal:
     )
 
 
+def _tenant_of(key: ApiKey) -> str:
+    """Return a key's tenant: one name for its life, whatever its secret, that nobody can guess."""
+    return hashlib.sha256(f"{key.metadata.name} {key.metadata.uid}".encode()).hexdigest()[:32]
+
+
 def plan_tenancy(caller: Caller, headers: Iterable[RawHeader]) -> dict[str, str]:
     """Return the headers that tell an agent with whom cached prefixes are shared.
 
@@ -142,5 +148,5 @@ def plan_tenancy(caller: Caller, headers: Iterable[RawHeader]) -> dict[str, str]
     isolation = caller.key.spec.cache_isolation
     if isolation is CacheIsolation.SHARED:
         return {}
-    named = {TENANT_HEADER: f"key-{caller.name}"}
+    named = {TENANT_HEADER: _tenant_of(caller.key)}
     return named | ({ISOLATION_HEADER: "tenant"} if isolation is CacheIsolation.TENANT else {})

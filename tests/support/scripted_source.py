@@ -121,6 +121,11 @@ def api_key(name: str, secret: str, **spec: Any) -> dict[str, Any]:
     return {"kind": "ApiKey", "metadata": {"name": name}, "spec": spec, "status": {}}
 
 
+def route(name: str, **spec: Any) -> dict[str, Any]:
+    """Return a Route as the API would send it."""
+    return {"kind": "Route", "metadata": {"name": name}, "spec": spec, "status": {}}
+
+
 def node(name: str, address: str) -> dict[str, Any]:
     """Return a Node as the API would send it."""
     return {"kind": "Node", "metadata": {"name": name}, "spec": {}, "status": {"address": address}}

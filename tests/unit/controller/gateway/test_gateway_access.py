@@ -118,10 +118,15 @@ def test_a_tenant_is_the_key_and_not_what_the_client_sent() -> None:
         TENANT_HEADER: name_tenant({"authorization": f"Bearer {SECRET}"}.get)
     }
     assert plan_tenancy(Caller(), []) == {}
-    assert plan_tenancy(Caller(key()), headers) == {TENANT_HEADER: "key-alice"}
+    named = plan_tenancy(Caller(key()), headers)
+    assert list(named) == [TENANT_HEADER]
+    assert len(named[TENANT_HEADER]) == 32
+    # The secret may be changed; another key is another tenant.
+    assert plan_tenancy(Caller(key(secret="mlxf-new")), headers) == named
+    assert plan_tenancy(Caller(key("bob")), headers) != named
     assert plan_tenancy(Caller(key(cacheIsolation="shared")), headers) == {}
     assert plan_tenancy(Caller(key(cacheIsolation="tenant")), headers) == {
-        TENANT_HEADER: "key-alice",
+        **named,
         ISOLATION_HEADER: "tenant",
     }
 
