@@ -58,14 +58,17 @@ def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
     return found
 
 
+def advise(kind: Kind, path: Path) -> str:
+    """Say what to do instead of writing a field that must never be stored; empty for others."""
+    return _ADVICE.get((kind.name, path), "")
+
+
 def suggest_field(kind: Kind, parent: Path, name: str) -> str:
     """Say what the unknown field `name` under `parent` of a kind should have been.
 
-    Tries, in turn: advice for known slips, the same name elsewhere in the kind, a near name here,
-    the same name in another kind, a near name elsewhere; else lists what is known here.
+    Tries, in turn: the same name elsewhere in the kind, a near name here, the same name in
+    another kind, a near name elsewhere; else lists what is known here.
     """
-    if advice := _ADVICE.get((kind.name, (*parent, name))):
-        return advice
     model = model_at(kind.model, parent)
     here = tuple(fields_of(model)) if model is not None else ()
     near = nearest(name, here)

@@ -59,6 +59,17 @@ def plan_keyring(keys: Iterable[ApiKey]) -> Keyring:
     return Keyring(True, by_hash)
 
 
+def replace_key(ring: Keyring, key: ApiKey) -> Keyring | None:
+    """Return the ring with a newer form of a key that it has, or None when more has changed.
+
+    Most changes are of usage alone, and there may be many keys.
+    """
+    held = ring.by_hash.get(key.spec.hash)
+    if held is None or held.metadata.uid != key.metadata.uid or key.metadata.deletion_timestamp:
+        return None
+    return Keyring(ring.known, {**ring.by_hash, key.spec.hash: key})
+
+
 def find_secret(headers: Iterable[RawHeader]) -> str:
     """Return the key in a request's headers; empty without one."""
     given = tuple(headers)
@@ -72,10 +83,7 @@ def find_secret(headers: Iterable[RawHeader]) -> str:
 def authenticate(
     ring: Keyring, headers: Iterable[RawHeader], now: float, *, require_key: bool
 ) -> Caller | Refusal:
-    """Return who asks. Without any declared key everyone may, unless a key is required.
-
-    `now` is in seconds since the epoch.
-    """
+    """Return who asks; without a required key that is everyone. `now` is epoch seconds."""
     if not ring.known:
         return Refusal(
             Code.NO_READY_ENGINE,
@@ -83,7 +91,7 @@ def authenticate(
             Retryable.LATER,
             retry_after_seconds=2,
         )
-    if not ring.by_hash and not require_key:
+    if not require_key:
         return Caller()
     secret = find_secret(headers)
     if not secret:

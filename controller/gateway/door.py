@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from controller.gateway.access import Caller, Keyring, authenticate, plan_keyring
+from controller.gateway.access import Caller, Keyring, authenticate, plan_keyring, replace_key
 from controller.gateway.asgi import Downstream, Inbound, RawHeader
 from controller.gateway.quotas import Quotas, Ticket
 from controller.gateway.sse import Usage
@@ -52,9 +52,8 @@ class Door:
 
     def identify(self, inbound: Inbound) -> Caller | Refusal:
         """Return who sent a request, or why nobody may."""
-        return authenticate(
-            self._current(), inbound.headers, self._epoch(), require_key=self._require_key
-        )
+        ring = self._current()
+        return authenticate(ring, inbound.headers, self._epoch(), require_key=not self._is_open())
 
     async def turn_away(self, down: Downstream, refusal: Refusal) -> None:
         """Answer a request whose sender is not known."""
@@ -88,14 +87,27 @@ class Door:
             visit.caller.name, outcome, usage.prompt_tokens, usage.completion_tokens
         )
 
+    def _is_open(self) -> bool:
+        """Whether everyone may use the gateway; a key that this version cannot read closes it."""
+        declared = self._keys.objects or self._keys.counts.unparsable
+        return not self._require_key and not declared
+
     def _current(self) -> Keyring:
         if self._keys.synced and not self._ring.known:
-            self._changed("")
+            self._rebuild()
         return self._ring
 
-    def _changed(self, _name: str) -> None:
+    def _changed(self, name: str) -> None:
         if not self._keys.synced:
             return
+        key = self._keys.objects.get(name)
+        replaced = replace_key(self._ring, key) if isinstance(key, ApiKey) else None
+        if replaced is None:
+            self._rebuild()
+        else:
+            self._ring = replaced
+
+    def _rebuild(self) -> None:
         keys = [item for item in self._keys.objects.values() if isinstance(item, ApiKey)]
         self._ring = plan_keyring(keys)
         self._quotas.forget_gone({item.metadata.uid or str(item.metadata.name) for item in keys})
@@ -104,7 +116,7 @@ class Door:
 
     def _announce(self) -> None:
         """Say in the log, once and at every change, whether everyone may use the gateway."""
-        is_open = not self._ring.by_hash and not self._require_key
+        is_open = self._is_open()
         if is_open is self._open:
             return
         self._open = is_open

@@ -78,8 +78,6 @@ class EventReader:
             text = line.rstrip(b"\r")
             if text.startswith(b"data:"):
                 parts.append(text[5:].strip())
-            elif (so_far := parse_usage_comment(text)) is not None:
-                self.usage = Usage(*so_far)
             elif not text:
                 if parts and not self._take(b"\n".join(parts)):
                     self._fault = "an event that is not JSON"
@@ -87,6 +85,8 @@ class EventReader:
                 has_data, good, parts = has_data or bool(parts), offset, []
                 if self.done:
                     break
+            elif (so_far := parse_usage_comment(text)) is not None:
+                self.usage = Usage(*so_far)
         return events[:good], has_data
 
     def _take(self, payload: bytes) -> bool:

@@ -115,6 +115,19 @@ async def test_the_gateway_is_open_until_the_first_key_is_declared(
     await until_asked(open_again)
 
 
+async def test_a_key_that_this_version_cannot_read_closes_the_gateway(
+    host: Host, client: Connect
+) -> None:
+    odd = api_key("odd", "s1", hash="sha512:later")
+    host.source.put("apikeys", odd)
+
+    async def closed() -> bool:
+        async with httpx.AsyncClient(base_url=host.url, trust_env=False) as http:
+            return (await http.get("/models")).status_code == 401
+
+    await until_asked(closed)
+
+
 async def test_a_key_may_be_required_from_the_start(agent: ScriptedAgent, client: Connect) -> None:
     async with gateway_host(agent, models=(model("m"), model("other")), require_key=True) as host:
         with pytest.raises(openai.AuthenticationError):

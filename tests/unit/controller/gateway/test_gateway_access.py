@@ -13,14 +13,17 @@ from controller.gateway.access import (
     plan_keyring,
     plan_tenancy,
     refuse_model,
+    replace_key,
 )
 from manifests.api_key import ApiKey, hash_secret
 from manifests.errors import Code, Refusal
+from manifests.meta import ObjectMeta
 from manifests.wire.gateway import ISOLATION_HEADER, parse_usage_comment, usage_comment
 from manifests.wire.tenant import TENANT_HEADER, name_tenant
 
 NOW = 1_790_000_000.0
 SECRET = "mlxf-alice"
+EVE = ObjectMeta(name="eve", uid="another")
 
 
 def key(name: str = "alice", secret: str = SECRET, **spec: Any) -> ApiKey:
@@ -33,7 +36,7 @@ def bearer(secret: str) -> list[tuple[bytes, bytes]]:
     return [(b"Authorization", b"Bearer " + secret.encode())]
 
 
-def ask(ring: Keyring, headers: Any = (), *, require_key: bool = False) -> Caller | Refusal:
+def ask(ring: Keyring, headers: Any = (), *, require_key: bool = True) -> Caller | Refusal:
     return authenticate(ring, headers, NOW, require_key=require_key)
 
 
@@ -55,11 +58,11 @@ def test_a_key_is_found_where_clients_put_it(headers: Any, secret: str) -> None:
     assert find_secret(headers) == secret
 
 
-def test_without_declared_keys_everyone_may_unless_a_key_is_required() -> None:
+def test_everyone_may_unless_a_key_is_required() -> None:
     ring = plan_keyring([])
-    assert ask(ring) == Caller()
-    assert ask(ring, bearer("anything")) == Caller()
-    refused = ask(ring, bearer("anything"), require_key=True)
+    assert ask(ring, require_key=False) == Caller()
+    assert ask(ring, bearer("anything"), require_key=False) == Caller()
+    refused = ask(ring, bearer("anything"))
     assert isinstance(refused, Refusal)
     assert refused.code is Code.INVALID_API_KEY
 
@@ -82,6 +85,15 @@ def test_once_a_key_exists_only_its_holder_may() -> None:
         assert "mlxf" not in refused.message + refused.hint
 
 
+def test_a_newer_form_of_a_key_replaces_it_and_other_changes_need_a_new_ring() -> None:
+    ring = plan_keyring([key(), key("bob", "mlxf-bob")])
+    newer = replace_key(ring, key(priority=3))
+    assert newer == plan_keyring([key(priority=3), key("bob", "mlxf-bob")])
+    assert replace_key(ring, key(secret="mlxf-other")) is None
+    assert replace_key(ring, key("eve", SECRET).model_copy(update={"metadata": EVE})) is None
+    assert replace_key(plan_keyring([]), key()) is None
+
+
 @pytest.mark.parametrize(
     ("spec", "word"),
     [({"disabled": True}, "disabled"), ({"expires": "2026-01-01T00:00:00Z"}, "expired")],
@@ -94,8 +106,8 @@ def test_a_retired_key_says_why_it_is_refused(spec: Any, word: str) -> None:
 
 def test_a_key_holds_until_the_moment_it_expires() -> None:
     ring = plan_keyring([key(expires="2026-09-21T14:13:21Z")])
-    assert isinstance(authenticate(ring, bearer(SECRET), NOW, require_key=False), Caller)
-    assert isinstance(authenticate(ring, bearer(SECRET), NOW + 1, require_key=False), Refusal)
+    assert isinstance(authenticate(ring, bearer(SECRET), NOW, require_key=True), Caller)
+    assert isinstance(authenticate(ring, bearer(SECRET), NOW + 1, require_key=True), Refusal)
 
 
 def test_of_two_keys_with_one_secret_the_first_by_name_is_used() -> None:
