@@ -74,10 +74,10 @@ def find_secret(headers: Iterable[RawHeader]) -> str:
     """Return the key in a request's headers; empty without one."""
     given = tuple(headers)
     bearer = find_header(given, b"authorization") or b""
-    if bearer[: len(_BEARER)].lower() == _BEARER:
-        return bearer[len(_BEARER) :].strip().decode("latin-1")
-    sent = (find_header(given, name) for name in _KEY_HEADERS)
-    return next((value.strip().decode("latin-1") for value in sent if value), "")
+    token = bearer[len(_BEARER) :] if bearer[: len(_BEARER)].lower() == _BEARER else b""
+    sent = (token, *(find_header(given, name) for name in _KEY_HEADERS))
+    found = next((value.strip() for value in sent if value and value.strip()), b"")
+    return found.decode("utf-8", "replace")
 
 
 def authenticate(

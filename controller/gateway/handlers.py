@@ -110,11 +110,11 @@ class Completions:
         if isinstance(models, Refusal):
             await down.refuse(models)
             return outcome_of_status(down.status)
+        tenancy = plan_tenancy(caller, inbound.headers)
         visit = door.admit(caller, down, _cost(peeked, settings))
         if isinstance(visit, Refusal):
             await down.refuse(visit)
             return "client_error"
-        tenancy = plan_tenancy(caller, inbound.headers)
         # Nothing is awaited from here on, so that whoever holds the visit settles it.
         return Exchange(
             inbound, down, peeked, models, body, started, caller.name, caller.priority, tenancy
@@ -205,7 +205,7 @@ class UnknownPath:
 def _cost(peeked: Peeked, settings: GatewaySettings) -> Usage:
     """Return what a request may cost: its prompt by estimate, and all the output it asks for."""
     output = settings.assumed_output_tokens if peeked.max_tokens is None else peeked.max_tokens
-    return Usage(peeked.prompt_tokens, output)
+    return Usage(peeked.prompt_tokens, output * peeked.choices)
 
 
 def outcome_of_status(status: int) -> str:

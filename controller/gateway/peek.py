@@ -19,7 +19,7 @@ _SHOWN_NAME_CHARS = 64
 class Peeked:
     """The routing facts of one request. Units: tokens, estimated from bytes.
 
-    `max_tokens` is None when the client sets no usable limit.
+    `max_tokens` is None when the client sets no usable limit; it holds for each of `choices`.
     """
 
     model: str
@@ -27,6 +27,7 @@ class Peeked:
     include_usage: bool
     prompt_tokens: int
     max_tokens: int | None
+    choices: int = 1
 
 
 class _Body(msgspec.Struct):
@@ -35,6 +36,7 @@ class _Body(msgspec.Struct):
     stream_options: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
+    n: Any = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
 
@@ -64,6 +66,7 @@ def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         prompt_tokens=math.ceil(size / bytes_per_token),
         max_tokens=_token_cap(parsed.max_completion_tokens, parsed.max_tokens),
+        choices=_token_cap(parsed.n) or 1,
     )
 
 

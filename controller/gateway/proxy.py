@@ -132,14 +132,14 @@ class Proxy:
 
     async def _catch_up(self, models: Sequence[str]) -> bool:
         """Give the report of an engine that is declared ready a moment; tell whether it came."""
-
-        def behind(view: FleetView) -> bool:
-            return any(is_catching_up(view, model) for model in models)
-
-        if not behind(self._fleet.view()):
+        late = [model for model in models if is_catching_up(self._fleet.view(), model)]
+        if not late:
             return False
-        seconds = self._settings.catch_up_seconds
-        return await self._fleet.wait_until(lambda view: not behind(view), seconds)
+
+        def one_came(view: FleetView) -> bool:
+            return not all(is_catching_up(view, model) for model in late)
+
+        return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
 
     def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
         """Return an endpoint of the first model that has one with room, else of the first."""

@@ -51,7 +51,8 @@ class UsageWriter:
         for report in self._quotas.begin_reports():
             try:
                 written = await self._write(report)
-            except (ApiError, OSError) as fault:
+            except (ApiError, OSError, KeyError, ValueError) as fault:
+                # The last two: a newer controller stores keys that this version cannot read.
                 self._quotas.failed(report)
                 _LOG.warning("usage not written", key=report.name, error=str(fault))
             else:

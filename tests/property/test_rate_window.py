@@ -33,7 +33,10 @@ def test_within_no_minute_is_more_taken_than_the_limit(steps: list[tuple[float, 
             taken.append((now, amount))
         elif wait is not None:
             # The wait that a client is told is enough, and what is refused was truly over.
-            assert wait_seconds(window, LIMIT, now + wait, amount) == 0
+            later = now + wait
+            assert wait_seconds(window, LIMIT, later, amount) == 0
+            assert current(window, later).total + amount <= LIMIT
+            assert current(window, later - 0.01).total + amount > LIMIT
             assert current(window, now).total + amount > LIMIT
         assert 0 <= standing(window, LIMIT, now).remaining <= LIMIT
         assert len(window.slots) <= WINDOW_SECONDS + 2

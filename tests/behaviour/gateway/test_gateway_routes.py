@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.gateway_host import Host, gateway_host, until, until_asked
-from tests.support.scripted_agent import ScriptedAgent, error, load
+from tests.support.scripted_agent import Call, ScriptedAgent, error, load
 from tests.support.scripted_source import api_key, model, route
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -17,7 +17,9 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 @pytest.fixture
 async def agent() -> ScriptedAgent:
     engines = (load(f"n-{name}", of=name) for name in ("a", "b", "c"))
-    return ScriptedAgent("n", *engines)
+    made = ScriptedAgent("n", *engines)
+    made.ceilings = {"abortBytes": 10**9, "hardBytes": 10**9}
+    return made
 
 
 @pytest.fixture
@@ -156,6 +158,27 @@ async def test_a_no_of_one_model_is_not_the_no_of_the_fallback(
     assert answer.status_code in {400, 413, 503}
     agent.script = [refusal]
     assert (await ask(http, "a")).status_code >= 400
+
+
+async def refuse_for_its_size(call: Call) -> None:
+    """Say that the model needs more than the whole node has."""
+    body = {
+        "message": "too large",
+        "type": "invalid_request_error",
+        "code": "prefill_memory_exceeded",
+        "retryable": "no",
+        "estimated_bytes": 10**12,
+        "limit_bytes": 10**9,
+    }
+    await call.answer(413, {"error": body})
+
+
+async def test_what_one_model_needs_says_nothing_of_another_on_the_same_node(
+    host: Host, http: httpx.AsyncClient, agent: ScriptedAgent
+) -> None:
+    await declare(host, http, "chat", backends=[{"model": "a"}], fallbacks=["b"])
+    agent.script = [refuse_for_its_size]
+    assert await served_by(http) == "b"
 
 
 async def test_a_request_too_long_for_the_backend_goes_to_the_fallback_that_holds_it(

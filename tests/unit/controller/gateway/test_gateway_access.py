@@ -50,7 +50,9 @@ def ask(ring: Keyring, headers: Any = (), *, require_key: bool = True) -> Caller
         ([(b"authorization", b"Basic eDp5"), (b"x-api-key", b"k")], "k"),
         ([(b"authorization", b"Basic eDp5")], ""),
         ([(b"authorization", b"Bearer ")], ""),
-        ([(b"authorization", b"Bearer \xff")], "\xff"),
+        ([(b"authorization", b"Bearer "), (b"x-api-key", b"k")], "k"),
+        ([(b"authorization", "Bearer schlüssel".encode())], "schlüssel"),
+        ([(b"authorization", b"Bearer \xff")], "\ufffd"),
         ([], ""),
     ],
 )

@@ -51,6 +51,11 @@ def test_the_newer_name_of_the_token_cap_wins(fields: dict[str, Any], cap: int |
     assert peeked(**fields).max_tokens == cap
 
 
+@pytest.mark.parametrize(("n", "choices"), [(3, 3), (0, 1), ("3", 1), (None, 1), (True, 1)])
+def test_choices_are_read_and_odd_ones_are_left_to_the_agent(n: Any, choices: int) -> None:
+    assert peeked(n=n).choices == choices
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"1", b"null", b"\xff\xfe", b'{"a":' * 9999])
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     assert refused(raw).code is Code.INVALID_JSON

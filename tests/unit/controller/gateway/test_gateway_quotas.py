@@ -203,6 +203,14 @@ async def test_what_could_not_be_written_is_written_next_time(clocks: Clocks) ->
     assert (stored["requests"], stored["promptTokens"]) == (2, 10)
 
 
+async def test_a_key_that_became_unreadable_does_not_end_the_writer(clocks: Clocks) -> None:
+    source, quotas = ScriptedSource(), Quotas(clocks.monotonic, clocks.epoch)
+    source.put("apikeys", api_key("alice", "s", hash="later"))
+    quotas.settle(admit(quotas, key()), Usage(5, 1))
+    await UsageWriter(source, quotas, 1.0).write_all()
+    assert len(quotas.begin_reports()) == 1
+
+
 async def test_usage_of_a_deleted_key_is_not_given_to_its_successor(clocks: Clocks) -> None:
     source, quotas = ScriptedSource(), Quotas(clocks.monotonic, clocks.epoch)
     successor = api_key("alice", "t")
