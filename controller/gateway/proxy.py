@@ -42,7 +42,7 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Retryable
-from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
+from manifests.wire.gateway import MODEL_HEADER, USAGE_EACH, USAGE_END, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
 _ABOUT_ONE_MODEL = frozenset({Code.CONTEXT_LENGTH_EXCEEDED})
@@ -189,7 +189,9 @@ class Proxy:
         """Forward, and leave a node that dies before it has sent a byte."""
         inbound = exchange.inbound
         exchange.down.model = endpoint.model
-        told = {MODEL_HEADER: endpoint.model, USAGE_HEADER: "1", **exchange.tenancy}
+        # Without a key nobody is charged, and a count at the end does for the metrics.
+        usage = USAGE_EACH if exchange.key_name else USAGE_END
+        told = {MODEL_HEADER: endpoint.model, USAGE_HEADER: usage, **exchange.tenancy}
         call = Call(
             url=endpoint.address + inbound.path,
             headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),

@@ -10,7 +10,8 @@ MODEL_HEADER = "x-mlxfleet-model"
 ISOLATION_HEADER = "x-mlxfleet-isolation"
 """`tenant`: share cached prefixes within the tenant only, whatever the CacheBudget says."""
 USAGE_HEADER = "x-mlxfleet-usage"
-"""`1`: say in each event of a stream what it has cost so far."""
+"""Say what a stream costs: `each` with each of its events, `end` with the last."""
+USAGE_EACH, USAGE_END = "each", "end"
 
 _USAGE_MARK = b": usage "
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from manifests.errors import EngineError
 from manifests.wire.error_body import openai_error
-from manifests.wire.gateway import usage_comment
+from manifests.wire.gateway import USAGE_EACH, USAGE_END, usage_comment
 from node_agent.api.disconnect import until_gone
 from node_agent.api.errors import refusal_response
 from node_agent.api.traffic import Outcome, Ticket
@@ -36,9 +36,9 @@ class RunResponse(Response):
         *,
         stream: bool,
         keep_alive_seconds: float,
-        tells_usage: bool = False,
+        tells_usage: str = "",
     ) -> None:
-        """With `tells_usage` each event of a stream says in a comment what it has cost so far."""
+        """`tells_usage`: with which events of a stream a comment says what it has cost so far."""
         super().__init__()
         self._run, self._ticket = run, ticket
         self._streamed = stream
@@ -104,15 +104,16 @@ class RunResponse(Response):
                 continue
             if item is None:
                 break
-            yield self._so_far() + b"".join(event(chunk) for chunk in writer.chunks(item))
+            so_far = self._so_far(USAGE_EACH)
+            yield so_far + b"".join(event(chunk) for chunk in writer.chunks(item))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))
-        yield self._so_far() + DONE
+        yield self._so_far(USAGE_EACH, USAGE_END) + DONE
 
-    def _so_far(self) -> bytes:
-        """Return the comment that tells usage, where it is wanted."""
-        if not self._tells_usage:
+    def _so_far(self, *wanted: str) -> bytes:
+        """Return the comment that tells usage, if that is what the gateway wants."""
+        if self._tells_usage not in wanted:
             return b""
         usage = self._run.usage
         return usage_comment(usage.prompt_tokens, usage.completion_tokens)

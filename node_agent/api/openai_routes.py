@@ -111,7 +111,7 @@ class OpenAIRoutes:
             ticket,
             stream=generation.stream,
             keep_alive_seconds=self._settings.keep_alive_seconds,
-            tells_usage=request.headers.get(USAGE_HEADER) == "1",
+            tells_usage=request.headers.get(USAGE_HEADER, ""),
         )
 
     def _log_unknown(self, names: tuple[str, ...]) -> None:

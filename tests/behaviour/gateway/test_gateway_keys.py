@@ -161,6 +161,7 @@ async def test_a_key_sees_and_uses_its_models_only(
     [call] = [item for item in agent.calls if item.path == "/v1/chat/completions"]
     sent = call.headers
     assert (sent["x-mlxfleet-model"], len(sent["x-mlxfleet-tenant"])) == ("m", 32)
+    assert sent["x-mlxfleet-usage"] == "each"
     assert "authorization" not in sent
 
 
