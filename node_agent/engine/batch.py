@@ -16,7 +16,7 @@ from node_agent.engine.decode_group import DecodeGroup, Newcomer, plan_join
 from node_agent.engine.grouping import choose_group
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate, TokenLogprobs
-from node_agent.engine.prefill import RowPrefill
+from node_agent.engine.prefill import Lockstep, RowPrefill, lockstep_bytes
 from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
 from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Samplers, processors_for
@@ -67,7 +67,9 @@ class BatchRunner:
         del self._commands[uid]
         self._told.discard(uid)
         prefix = self._kept.pop(uid, None)
-        if self._feeding.pop(uid, None) is not None:
+        if (feeding := self._feeding.pop(uid, None)) is not None:
+            if feeding.lockstep is not None:
+                feeding.lockstep.end()
             if prefix is not None:
                 prefix.close()
             return
@@ -82,6 +84,21 @@ class BatchRunner:
     def prompt(self, uid: int) -> RowPrefill:
         """Return the prompt of a row that has not joined yet."""
         return self._feeding[uid]
+
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:
+        """Return what feeding rows together takes besides their chunks; None if they cannot be."""
+        return lockstep_bytes([self._feeding[uid] for uid in uids])
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Feed each of these rows its next chunk, all in one forward pass."""
+        rows = {uid: self._feeding[uid] for uid in uids}
+        lockstep = self._feeding[uids[0]].lockstep
+        if lockstep is None or lockstep.uids != tuple(uids):
+            for row in rows.values():
+                if row.lockstep is not None:
+                    row.lockstep.end()
+            lockstep = Lockstep(self._model, rows)
+        return lockstep.feed(chunk_tokens)
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""

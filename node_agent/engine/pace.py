@@ -95,6 +95,14 @@ class Pace:
         widest = GROWTH * max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
         return int(min(widest, seconds / token_seconds))
 
+    def whole_in(self, seconds: float, held_tokens: int) -> int:
+        """Return how many tokens whole chunks behind `held_tokens` feed in the time.
+
+        0 before anything was measured.
+        """
+        token_seconds = self._expect(_octave(held_tokens))
+        return 0 if token_seconds is None else int(seconds / token_seconds)
+
     def _expect(self, octave: int) -> float | None:
         """Return what a token costs at a context, from the nearest one that was measured.
 

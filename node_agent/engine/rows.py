@@ -4,6 +4,7 @@ Plain values only, so the scheduler is tested without MLX. `batch.py` runs rows 
 `serial.py` one at a time for models whose caches cannot be merged; `meter.py` is the memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,6 +130,17 @@ class RowRunner(Protocol):
 
     def prompt(self, uid: int) -> PromptFeeding:
         """Return the prompt of a row that has not joined yet."""
+        ...
+
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:
+        """Return what feeding these rows together takes besides their chunks.
+
+        None when they cannot be: they do not stand at the same token, or their caches differ.
+        """
+        ...
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Feed each of these rows its next chunk, none of them its last token, in one pass."""
         ...
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
