@@ -38,8 +38,7 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-        # Rows whose first token is to be told, and those whose first was told before `decode`.
-        self._first: list[Any] = []
+        # Rows whose first token was told before `decode` could say how they go on.
         self._told: set[int] = set()
 
     @property
@@ -131,29 +130,35 @@ class BatchRunner:
             self._groups.append(group)
         else:
             group.add(newcomer, cache)
-        first = group.first_token
-        # How a row ends is for `decode` to say.
-        if command.max_tokens > 1 and (no_stops or first.token not in command.stop_token_ids):
-            self._first.append(first)
-            self._told.add(uid)
         total_tokens = len(command.prompt)
         return PrefillStep(uid, total_tokens, total_tokens, last_tokens, 0.0)
 
     def first_tokens(self) -> tuple[TokenStep, ...]:
-        """Return what the rows said first that have joined since the last call."""
-        responses, self._first = self._first, []
-        return self._read(responses)
+        """Return what rows say first, as soon as it is drawn."""
+        return self._read([one for group in self._groups for one in self._take_first(group)])
 
     def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of each row that has joined."""
+        """Decode one token of each row that has joined; draw the first of those that just did."""
         responses: list[Any] = []
         for group in self._groups:
             ours = group.decode()
             self._keep(group, ours)
             responses += [one for one in ours if one.uid not in self._told]
-        self._told.clear()
+            self._told -= {one.uid for one in ours}
+            responses += self._take_first(group)
         self._drop_empty_groups()
         return self._read(responses)
+
+    def _take_first(self, group: DecodeGroup) -> list[Any]:
+        """Return first tokens that end no row; how a row ends is for the next step to say."""
+        told = [one for one in group.take_first() if not self._ends(one)]
+        self._told |= {one.uid for one in told}
+        return told
+
+    def _ends(self, first: Any) -> bool:
+        command = self._commands[first.uid]
+        stops = not command.ignore_eos and first.token in command.stop_token_ids
+        return stops or command.max_tokens <= 1
 
     def _choose_group(self, uid: int) -> DecodeGroup | None:
         lengths = [group.lengths_tokens for group in self._groups]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manifests.errors import Code
+from node_agent.engine.chunking import STEP_TOKENS, even_part
 from node_agent.engine.forward_gate import Ask as MoreBytes
 from node_agent.engine.forward_gate import Decision, Refuse, Requeue, Run, Shrink
 from node_agent.engine.gatekeeper import Chunks, Gatekeeper, Tries
@@ -148,13 +149,13 @@ class Feeder:
         moved_bytes = self._runner.lockstep_bytes(uids)
         if moved_bytes is None:
             return ()
-        tokens = min(
-            min(
-                prompt.next_chunk_tokens(limit_tokens),
-                len(row.command.prompt) - 1 - prompt.fed_tokens,
-            )
+        left_tokens = min(
+            len(row.command.prompt) - 1 - prompt.fed_tokens
             for row, prompt in zip(rows, prompts, strict=True)
         )
+        way_tokens = min(left_tokens, STEP_TOKENS - prompts[0].fed_tokens % STEP_TOKENS)
+        part_tokens = min(even_part(way_tokens, limit_tokens), self._runner.chunk_tokens)
+        tokens = min(left_tokens, *(prompt.next_chunk_tokens(part_tokens) for prompt in prompts))
         chunks = Chunks(len(rows), prompts[0].fed_tokens, tokens, moved_bytes)
         if tokens <= 0 or not self._gatekeeper.has_room_for_chunks(chunks):
             return ()

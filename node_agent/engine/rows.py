@@ -150,19 +150,20 @@ class RowRunner(Protocol):
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Decode a row from now on, with others or in its own batch.
 
-        Its last token is fed if it is not fed yet; the step says whether.
+        Its last token is fed with the next step of `decode` if it is not fed yet; the returned
+        step says whether.
         """
         ...
 
     def first_tokens(self) -> tuple[TokenStep, ...]:
-        """Return first tokens that are known already; `decode` does not return them again.
-
-        Decoding a row begins with the forward pass for its second token.
-        """
+        """Return first tokens that are known already; `decode` does not return them again."""
         ...
 
     def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of each row that has joined."""
+        """Decode one token of each row that has joined.
+
+        A row that has just joined without its last token is fed it here.
+        """
         ...
 
 
