@@ -36,14 +36,15 @@ class Hold:
     """What this gateway has in flight on one endpoint.
 
     `requests` are all of them; `unseen_*` are those too young to be in the last load report:
-    `unseen_tokens` are all of theirs, `unseen_prefill_tokens` those that must be computed first.
+    `unseen_bytes` are those of the whole node. `feeding` are the prompts sent there, in order: how
+    many tokens had to be computed, and when it was sent.
     """
 
     requests: int = 0
     unseen_requests: int = 0
     unseen_tokens: int = 0
-    unseen_prefill_tokens: int = 0
     unseen_bytes: int = 0
+    feeding: tuple[tuple[int, float], ...] = ()
 
 
 Holds = Mapping[EndpointKey, Hold]

@@ -102,9 +102,7 @@ def describe_never(endpoint: EndpointView, demand: Demand) -> Refusal | None:
     ratio = 1.0 if room.alone else room.transient_ratio
 
     def fit_within(limit_bytes: int) -> PromptFit:
-        return plan_prompt_fit(
-            shape, case, limit_bytes, fused=room.fused, transient_ratio=ratio
-        )
+        return plan_prompt_fit(shape, case, limit_bytes, fused=room.fused, transient_ratio=ratio)
 
     return judge_prefill(need, standing, fit_within)
 

@@ -13,12 +13,15 @@ from starlette.types import Receive, Scope, Send
 from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.attempts import Broken, Finished
 from controller.gateway.catalog import list_models, resolve
+from controller.gateway.exchange import Exchange
 from controller.gateway.fleet import Fleet
+from controller.gateway.headers import text_of
 from controller.gateway.peek import peek, shown_name
-from controller.gateway.proxy import Exchange, Proxy
+from controller.gateway.proxy import Proxy
 from controller.gateway.settings import GatewaySettings
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal
+from manifests.wire.tenant import name_tenant
 
 _LOG = structlog.get_logger(__name__)
 
@@ -92,7 +95,16 @@ class Completions:
         if isinstance(model, Refusal):
             await down.refuse(model)
             return "unavailable" if model.code is Code.NO_READY_ENGINE else "client_error"
-        return Exchange(inbound, down, peeked, model, body, started)
+        return Exchange(
+            inbound,
+            down,
+            peeked,
+            model,
+            body,
+            started,
+            priority=peeked.priority,
+            tenant=name_tenant(lambda name: text_of(inbound.headers, name)),
+        )
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():

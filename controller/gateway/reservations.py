@@ -6,7 +6,7 @@ cannot pile onto one node before its load report shows it, and is released on ev
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from controller.gateway.demand import Hold
@@ -84,14 +84,24 @@ class Reservations:
         return HeldPlace(release)
 
     def holds(self, endpoints: Sequence[EndpointView]) -> dict[EndpointKey, Hold]:
-        """Return what is held on each of these endpoints, against their last reports."""
-        return {
-            item.key: plan_hold(
-                tuple(self._held[item.key].values()), item.reported_seconds - self._settle_seconds
+        """Return what is held on each of these endpoints, against their last reports.
+
+        Bytes are of the whole node: its engines share one memory.
+        """
+        busy = {key.node for key in self._held}
+        found = {}
+        for item in endpoints:
+            if item.key.node not in busy:
+                continue
+            until = item.reported_seconds - self._settle_seconds
+            own = plan_hold(tuple(self._held.get(item.key, {}).values()), until)
+            node_bytes = sum(
+                plan_hold(tuple(mine.values()), until).unseen_bytes
+                for key, mine in self._held.items()
+                if key.node == item.key.node
             )
-            for item in endpoints
-            if item.key in self._held
-        }
+            found[item.key] = replace(own, unseen_bytes=node_bytes)
+        return found
 
     @property
     def last_used(self) -> Mapping[EndpointKey, float]:
@@ -116,6 +126,6 @@ def plan_hold(reserved: Sequence[Reserved], counted_until_seconds: float) -> Hol
         requests=len(reserved),
         unseen_requests=len(unseen),
         unseen_tokens=sum(item.tokens for item in unseen),
-        unseen_prefill_tokens=sum(item.prefill_tokens for item in unseen),
         unseen_bytes=sum(item.need_bytes for item in unseen),
+        feeding=tuple((item.amount.prefill_tokens, item.since_seconds) for item in reserved),
     )
