@@ -60,7 +60,7 @@ class Completions:
         outcome = "fault"
         with metrics.in_flight():
             try:
-                prepared = await self._prepare(inbound, down, started)
+                prepared = await self.prepare(inbound, down, started)
                 if isinstance(prepared, Exchange):
                     model = prepared.model
                     outcome = await self._forward(prepared)
@@ -76,7 +76,7 @@ class Completions:
                 if down.first_data_seconds is not None:
                     metrics.observe_first_data(model, down.first_data_seconds - started)
 
-    async def _prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
+    async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
         """Return the exchange to forward, or the outcome when it was refused."""
         settings = self._parts.settings
         if inbound.method != "POST":
