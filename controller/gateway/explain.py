@@ -8,6 +8,12 @@ from manifests.units import format_bytes
 from manifests.wire.explain import RouteCandidate, RouteExplanation, RouteSeconds
 
 ROUTE_CHARS_MAX = 511
+_NODES_TOLD = 4
+_SENTENCES = {
+    Excluded.NO_ROOM: "has no room",
+    Excluded.FULL: "has all its places taken",
+    Excluded.CLAIMED: "is claimed by requests that wait already",
+}
 _WORDS = {
     Excluded.NOT: "",
     Excluded.CLOSED: "closed",
@@ -45,14 +51,15 @@ def describe_shortage(decision: Decision | None) -> str:
     if decision is None:
         return ""
     told = [
-        f"{item.endpoint.key.node} has {_size(item.fit.have_bytes)} free of the "
-        f"{_size(item.fit.need_bytes)} needed"
+        f"node {item.endpoint.key.node} has {format_bytes(item.fit.have_bytes)} free of the "
+        f"{format_bytes(item.fit.need_bytes)} needed"
         if item.excluded is Excluded.NO_ROOM and item.fit.known
-        else f"{item.endpoint.key.node} is {_WORDS[item.excluded]}"
+        else f"node {item.endpoint.key.node} {_SENTENCES[item.excluded]}"
         for item in decision.candidates
         if item.excluded in {Excluded.NO_ROOM, Excluded.FULL, Excluded.CLAIMED}
     ]
-    return f"{'; '.join(told[:4])}." if told else ""
+    text = "; ".join(told[:_NODES_TOLD])
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def explain(decision: Decision, model: str, message: str = "") -> RouteExplanation:
