@@ -16,6 +16,9 @@ _SHOWN_NAME_CHARS = 64
 # As agents have it: the cap of /v1/completions without one, and what priorities may be.
 _COMPLETION_TOKENS = 16
 _MAX_PRIORITY = 1000
+_MAX_ROWS = 128
+_MAX_TOKENS = 2**31 - 1
+_MAX_DEADLINE_SECONDS = 86_400.0
 _TIERS = {"priority": 1, "flex": -1}
 
 
@@ -72,7 +75,7 @@ def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
     options = parsed.stream_options
     prompt = bytes(parsed.prompt)
     size = max(len(bytes(parsed.messages)), len(prompt))
-    ids = _count_ids(prompt)
+    ids, rows = _count_ids(prompt), _token_cap(parsed.n) or 1
     cap = _token_cap(parsed.max_completion_tokens, parsed.max_tokens)
     if cap is None and prompt:
         cap = _COMPLETION_TOKENS
@@ -82,8 +85,8 @@ def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         prompt_tokens=ids or math.ceil(size / bytes_per_token),
         max_tokens=cap,
-        exact=ids > 0,
-        rows=_token_cap(parsed.n) or 1,
+        exact=ids > 0 and rows <= _MAX_ROWS,
+        rows=min(rows, _MAX_ROWS),
         priority=_priority(parsed.priority, parsed.service_tier),
         deadline_seconds=_positive(parsed.deadline_seconds),
     )
@@ -120,7 +123,7 @@ def _priority(lower_first: Any, tier: Any) -> int:
 
 def _positive(value: Any) -> float | None:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) if usable else None
+    return min(float(value), _MAX_DEADLINE_SECONDS) if usable else None
 
 
 def _bad(param: str, message: str) -> Refusal:
@@ -131,5 +134,5 @@ def _token_cap(*candidates: Any) -> int | None:
     """Return the first positive integer; the agent refuses what is neither that nor null."""
     for value in candidates:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return min(value, _MAX_TOKENS)
     return None

@@ -1,8 +1,9 @@
 """The gateway's line: bounded, nobody lost, nobody starved, keys share by tokens."""
 
+import itertools
 from collections import Counter
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -112,6 +113,31 @@ def test_a_key_that_asks_much_cannot_keep_out_one_that_asks_little() -> None:
         line = enter(line, Ticket(number, 0, "greedy", 100), 100) or line
     line = enter(line, Ticket(10, 0, "modest", 100), 100) or line
     assert [item.number for item in order(line)][:3] == [0, 10, 1]
+
+
+@given(st.lists(st.integers(1, MOST_TOKENS), min_size=2, max_size=3), st.integers(20, 120))
+def test_keys_that_always_wait_get_the_same_tokens_to_one_request(
+    sizes: list[int], rounds: int
+) -> None:
+    line, served = Line(), Counter[str]()
+    numbers = itertools.count()
+
+    def come(key: int) -> None:
+        nonlocal line
+        entered = enter(line, Ticket(next(numbers), 0, str(key), sizes[key]), MOST_WAITING)
+        assert entered is not None
+        line = entered
+
+    for key in range(len(sizes)):
+        come(key)
+        come(key)
+    for _ in range(rounds):
+        first = order(line)[0]
+        line = serve(line, first.number)
+        served[first.tenant] += first.tokens
+        come(int(first.tenant))
+    figures = [served[str(key)] for key in range(len(sizes))]
+    assert max(figures) - min(figures) <= max(sizes)
 
 
 def test_a_stream_of_new_keys_cannot_starve_one_that_was_served_before() -> None:
