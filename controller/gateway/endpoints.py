@@ -62,10 +62,7 @@ class EndpointView:
     @property
     def ever_bytes(self) -> int:
         """What its node gives one request on its best day, 0 when unknown."""
-        if self.room is None:
-            return 0
-        standing = self.room.standing()
-        return max(0, standing.lasting_limit_bytes - standing.engine_idle_bytes)
+        return 0 if self.room is None else self.room.ever_bytes
 
     @property
     def panic_ratio(self) -> float:

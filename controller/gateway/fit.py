@@ -138,12 +138,12 @@ def _fit_by_bytes(room: EngineRoom, shape: ModelShape, case: PrefillCase, hold: 
     free_bytes = standing.headroom_bytes
     if room.absent_bytes:
         # Its load makes the room; what is free before it says nothing.
-        free_bytes = standing.lasting_limit_bytes - standing.engine_idle_bytes
+        free_bytes = room.ever_bytes - hold.unseen_bytes
     fits = need_bytes <= free_bytes
     return Fit(
         need_bytes=need_bytes,
         have_bytes=max(0, free_bytes),
-        ever_bytes=max(0, standing.lasting_limit_bytes - standing.engine_idle_bytes),
+        ever_bytes=room.ever_bytes,
         fits_now=fits,
         fits_ever=not never,
         may_make_room=not never and not fits and need_bytes <= free_bytes + room.givable_bytes,

@@ -32,14 +32,8 @@ from controller.gateway.exchange import Course, Exchange
 from controller.gateway.explain import describe_route
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import plan_upstream_headers
-from controller.gateway.queueing import (
-    Seat,
-)
-from controller.gateway.refusals import (
-    No,
-    choose_answer,
-    is_memory_refusal,
-)
+from controller.gateway.queueing import Seat
+from controller.gateway.refusals import No, choose_answer, is_memory_refusal
 from controller.gateway.relay import relay
 from controller.gateway.seating import Seating
 from controller.gateway.selection import Decision

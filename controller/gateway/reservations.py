@@ -95,12 +95,14 @@ class Reservations:
                 continue
             until = item.reported_seconds - self._settle_seconds
             own = plan_hold(tuple(self._held.get(item.key, {}).values()), until)
-            node_bytes = sum(
-                plan_hold(tuple(mine.values()), until).unseen_bytes
+            others_bytes = sum(
+                one.amount.need_bytes
                 for key, mine in self._held.items()
-                if key.node == item.key.node
+                if key.node == item.key.node and key != item.key
+                for one in mine.values()
+                if one.since_seconds > until
             )
-            found[item.key] = replace(own, unseen_bytes=node_bytes)
+            found[item.key] = replace(own, unseen_bytes=own.unseen_bytes + others_bytes)
         return found
 
     @property

@@ -4,6 +4,9 @@ A gateway that asks `manifests.preflight` with these figures gets the node's own
 moment. Built by the agent's sync, read by the gateway. Units: bytes, tokens.
 """
 
+from dataclasses import replace
+from functools import cached_property
+
 from pydantic import Field
 
 from manifests.advice import Knobs
@@ -37,16 +40,30 @@ class EngineRoom(Reported):
     default_output_tokens: int = Field(description="output cap of a request that sets none")
     knobs: Knobs
 
-    def standing(self, held_bytes: int = 0) -> Standing:
-        """Return what a request is judged against, `held_bytes` being promised besides."""
+    @cached_property
+    def own_standing(self) -> Standing:
+        """What a request is judged against, by the report alone."""
         return Standing(
             ceilings=self.ceilings,
             used_bytes=self.used_bytes + self.absent_bytes,
-            reserved_bytes=self.reserved_bytes + held_bytes,
+            reserved_bytes=self.reserved_bytes,
             engine_idle_bytes=self.engine_idle_bytes + self.absent_bytes,
             all_idle_bytes=self.all_idle_bytes + self.absent_bytes,
             tier=self.tier,
             find_knobs=lambda: self.knobs,
             margin_bytes=self.margin_bytes,
-            alone=self.alone and held_bytes == 0,
+            alone=self.alone,
         )
+
+    @cached_property
+    def ever_bytes(self) -> int:
+        """What the node gives one request of this engine on its best day."""
+        standing = self.own_standing
+        return max(0, standing.lasting_limit_bytes - standing.engine_idle_bytes)
+
+    def standing(self, held_bytes: int = 0) -> Standing:
+        """Return what a request is judged against, `held_bytes` being promised besides."""
+        if not held_bytes:
+            return self.own_standing
+        reserved_bytes = self.reserved_bytes + held_bytes
+        return replace(self.own_standing, reserved_bytes=reserved_bytes, alone=False)
