@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
 from controller.gateway.proxy import Proxy, ProxyParts
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Upstream
 from controller.metrics import EndpointCollector, GatewayMetrics
+from manifests.wire.explain import EXPLAIN_PATH
 from manifests.wire.listwatch import ObjectSource
 
 
@@ -28,6 +30,7 @@ class Gateway:
         self.routes: list[Route] = [
             Route("/v1/chat/completions", completions),
             Route("/v1/completions", completions),
+            Route(EXPLAIN_PATH, Explain(completions, parts.proxy, parts.clock)),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", models),
             Route("/v1", unknown),

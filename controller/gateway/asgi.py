@@ -22,6 +22,8 @@ from manifests.wire.error_body import openai_error, openai_headers
 RawHeader = tuple[bytes, bytes]
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9._:-]{1,128}$")
+ROUTE_HEADER = b"x-mlxfleet-route"
+
 _JSON = (b"content-type", b"application/json")
 
 
@@ -103,7 +105,10 @@ def find_header(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
 
 
 class Downstream:
-    """The answer to one client: at most one, whole or visibly broken."""
+    """The answer to one client: at most one, whole or visibly broken.
+
+    `route` says in a header how it came to its node, as known when the answer begins.
+    """
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
         self._server_send = send
@@ -113,6 +118,7 @@ class Downstream:
         self.whole = False
         self.status = 0
         self.first_data_seconds: float | None = None
+        self.route = ""
 
     @property
     def has_data(self) -> bool:
@@ -122,9 +128,11 @@ class Downstream:
     async def start(self, status: int, headers: Iterable[RawHeader]) -> None:
         """Send the head of an answer whose length is not known yet."""
         self.started, self.status = True, status
-        own = (b"x-request-id", self._request_id.encode("ascii"))
+        own = [(b"x-request-id", self._request_id.encode("ascii"))]
+        if self.route:
+            own.append((ROUTE_HEADER, self.route.encode("ascii", "replace")))
         await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, own]}
+            {"type": "http.response.start", "status": status, "headers": [*headers, *own]}
         )
 
     async def write(self, data: bytes, *, has_data: bool = True, last: bool = False) -> None:

@@ -13,12 +13,15 @@ from starlette.types import Receive, Scope, Send
 from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.attempts import Broken, Finished
 from controller.gateway.catalog import list_models, resolve
+from controller.gateway.exchange import Exchange
 from controller.gateway.fleet import Fleet
+from controller.gateway.headers import text_of
 from controller.gateway.peek import peek, shown_name
-from controller.gateway.proxy import Exchange, Proxy
+from controller.gateway.proxy import Proxy
 from controller.gateway.settings import GatewaySettings
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal
+from manifests.wire.tenant import name_tenant
 
 _LOG = structlog.get_logger(__name__)
 
@@ -57,7 +60,7 @@ class Completions:
         outcome = "fault"
         with metrics.in_flight():
             try:
-                prepared = await self._prepare(inbound, down, started)
+                prepared = await self.prepare(inbound, down, started)
                 if isinstance(prepared, Exchange):
                     model = prepared.model
                     outcome = await self._forward(prepared)
@@ -73,7 +76,7 @@ class Completions:
                 if down.first_data_seconds is not None:
                     metrics.observe_first_data(model, down.first_data_seconds - started)
 
-    async def _prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
+    async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
         """Return the exchange to forward, or the outcome when it was refused."""
         settings = self._parts.settings
         if inbound.method != "POST":
@@ -92,7 +95,16 @@ class Completions:
         if isinstance(model, Refusal):
             await down.refuse(model)
             return "unavailable" if model.code is Code.NO_READY_ENGINE else "client_error"
-        return Exchange(inbound, down, peeked, model, body, started)
+        return Exchange(
+            inbound,
+            down,
+            peeked,
+            model,
+            body,
+            started,
+            priority=peeked.priority,
+            tenant=name_tenant(lambda name: text_of(inbound.headers, name)),
+        )
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():

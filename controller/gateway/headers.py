@@ -46,7 +46,7 @@ def plan_upstream_headers(headers: Iterable[RawHeader], request_id: str) -> dict
         for name, value in given
         if name.lower() not in dropped and not name.lower().startswith(_OURS)
     }
-    tenant = name_tenant(lambda name: _text_of(given, name))
+    tenant = name_tenant(lambda name: text_of(given, name))
     ours = {"x-request-id": request_id, "accept-encoding": "identity"}
     return passed | ours | ({TENANT_HEADER: tenant} if tenant else {})
 
@@ -69,7 +69,8 @@ def plan_downstream_headers(
     )
 
 
-def _text_of(headers: Iterable[RawHeader], name: str) -> str:
+def text_of(headers: Iterable[RawHeader], name: str) -> str:
+    """Return a header's first value as text, empty without one. `name` is lower case."""
     return (find_header(headers, name.encode()) or b"").decode("latin-1")
 
 
