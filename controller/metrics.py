@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 OTHER = "other"
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_STAGE_SECONDS = (0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 _Labelled = Counter | Histogram
 
 
@@ -66,6 +67,7 @@ class GatewayMetrics:
             ("model",),
             registry=registry,
         )
+        self.stages = StageMetrics(registry)
         self._models: frozenset[str] = frozenset()
         self._nodes: frozenset[str] = frozenset()
 
@@ -116,6 +118,55 @@ class GatewayMetrics:
 
     def _model(self, name: str | None) -> str:
         return name if name in self._models and name is not None else OTHER
+
+
+class StageMetrics:
+    """How long each stage of a request takes, who waits, and what the gateway itself refuses.
+
+    `stage`, `outcome` and `reason` are fixed names in the code.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics. Mutates: registry."""
+        prefix = "mlxfleet_gateway_"
+        self._seconds = Histogram(
+            prefix + "stage_seconds",
+            "One stage of a request: tokenize, select, queue or attempt",
+            ("stage", "outcome"),
+            buckets=_STAGE_SECONDS,
+            registry=registry,
+        )
+        self._depth = Gauge(
+            prefix + "queue_depth", "Requests that wait here for room", registry=registry
+        )
+        self._decisions = Counter(
+            prefix + "decisions",
+            "Decisions where to send a request, by their reason",
+            ("reason",),
+            registry=registry,
+        )
+        self._refusals = Counter(
+            prefix + "refusals",
+            "Requests that the gateway refused itself",
+            ("reason",),
+            registry=registry,
+        )
+
+    def observe(self, stage: str, outcome: str, seconds: float) -> None:
+        """Note one stage of one request."""
+        self._seconds.labels(stage, outcome).observe(seconds)
+
+    def set_depth(self, waiting: int) -> None:
+        """Note how many wait now."""
+        self._depth.set(waiting)
+
+    def count_decision(self, reason: str) -> None:
+        """Count one decision."""
+        self._decisions.labels(reason).inc()
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one refusal: too_large, queue_full, queue_expired or no_engine."""
+        self._refusals.labels(reason).inc()
 
 
 class EndpointCollector(Collector):

@@ -47,6 +47,7 @@ __all__ = [
     "estimate_prefill",
     "estimate_tokens_that_fit",
     "read_shape",
+    "scale_transient",
 ]
 
 # What an engine process holds besides weights and requests: Python, mlx, mlx-lm and up to 32 MiB
@@ -180,6 +181,11 @@ def estimate_prefill(
         growth_bytes=parts.growth_bytes,
         peak_bytes=parts.peak_bytes,
     )
+
+
+def scale_transient(peak_bytes: int, transient_bytes: int, ratio: float) -> int:
+    """Return a request's need with its transient scaled; what is held is exact and is not."""
+    return peak_bytes + int(transient_bytes * (ratio - 1.0))
 
 
 def estimate_tokens_that_fit(

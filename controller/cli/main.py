@@ -16,6 +16,7 @@ from controller.cli.creating import create
 from controller.cli.exits import CliError, Exit
 from controller.cli.output import show_error
 from controller.cli.reading import describe, get, logs, plan, version
+from controller.cli.route import route
 from controller.cli.up import PASS_ON, agent, controller, up
 from controller.cli.writing import apply, delete, wait
 from manifests.wire.status import ApiError
@@ -53,6 +54,7 @@ def root(
 
 for command in (up, apply, get, describe, wait, chat, plan, logs, delete, version):
     app.command()(command)
+app.add_typer(route)
 for passing in (controller, agent):
     app.command(context_settings=PASS_ON, add_help_option=False)(passing)
 app.add_typer(create)

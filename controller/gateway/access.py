@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controller.gateway.asgi import RawHeader, find_header
+from controller.gateway.headers import text_of
 from controller.gateway.peek import shown_name
 from manifests.api_key import ApiKey, CacheIsolation, hash_secret, same_hash
 from manifests.errors import Code, Refusal, Retryable
@@ -48,6 +49,9 @@ class Caller:
     def may_use(self, *names: str) -> bool:
         """Whether the caller may use a model that is known by these names."""
         return self.key is None or self.key.spec.may_use(*names)
+
+
+NOBODY = Caller()
 
 
 def plan_keyring(keys: Iterable[ApiKey]) -> Keyring:
@@ -92,7 +96,7 @@ def authenticate(
             retry_after_seconds=2,
         )
     if not require_key:
-        return Caller()
+        return NOBODY
     secret = find_secret(headers)
     if not secret:
         return Refusal(Code.INVALID_API_KEY, "This endpoint needs an API key.", hint=_HOW)
@@ -149,9 +153,7 @@ def plan_tenancy(caller: Caller, headers: Iterable[RawHeader]) -> dict[str, str]
     """
     if caller.key is None:
         given = tuple(headers)
-        tenant = name_tenant(
-            lambda name: (find_header(given, name.encode()) or b"").decode("latin-1")
-        )
+        tenant = name_tenant(lambda name: text_of(given, name))
         return {TENANT_HEADER: tenant} if tenant else {}
     isolation = caller.key.spec.cache_isolation
     if isolation is CacheIsolation.SHARED:

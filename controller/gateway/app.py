@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from controller.gateway.door import Door
+from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
 from controller.gateway.proxy import Proxy, ProxyParts
@@ -21,6 +22,7 @@ from controller.gateway.usage_writer import UsageWriter
 from controller.key_metrics import KeyMetrics
 from controller.metrics import EndpointCollector, GatewayMetrics
 from controller.runtime.objects import Objects
+from manifests.wire.explain import EXPLAIN_PATH
 from manifests.wire.informer import Informer
 
 
@@ -37,6 +39,7 @@ class Gateway:
         self.routes: list[Route] = [
             Route("/v1/chat/completions", completions),
             Route("/v1/completions", completions),
+            Route(EXPLAIN_PATH, Explain(completions, parts.proxy, parts.clock)),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", models),
             Route("/v1", unknown),

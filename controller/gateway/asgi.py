@@ -22,6 +22,8 @@ from manifests.wire.error_body import openai_error, openai_headers
 RawHeader = tuple[bytes, bytes]
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9._:-]{1,128}$")
+ROUTE_HEADER = b"x-mlxfleet-route"
+
 _JSON = (b"content-type", b"application/json")
 
 
@@ -106,7 +108,8 @@ class Downstream:
     """The answer to one client: at most one, whole or visibly broken.
 
     `model` is the Model whose engine was asked last, `usage` what the answer has cost so far, as
-    far as it is known; `extra_headers` go with whatever answer there is.
+    far as it is known; `extra_headers` go with whatever answer there is. `route` says in a header
+    how it came to its node, as known when the answer begins.
     """
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
@@ -120,6 +123,7 @@ class Downstream:
         self.model: str | None = None
         self.usage: Usage | None = None
         self.extra_headers: tuple[RawHeader, ...] = ()
+        self.route = ""
 
     @property
     def has_data(self) -> bool:
@@ -132,6 +136,8 @@ class Downstream:
         own = [(b"x-request-id", self._request_id.encode("ascii")), *self.extra_headers]
         if self.model is not None:
             own.append((b"x-mlxfleet-model", self.model.encode("latin-1")))
+        if self.route:
+            own.append((ROUTE_HEADER, self.route.encode("ascii", "replace")))
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *own]}
         )

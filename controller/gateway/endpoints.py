@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from manifests.engine import EnginePhase
 from manifests.node import PressureLevel
+from manifests.shape import ModelShape
 from manifests.wire.report import EngineLoad, LoadReport
+from manifests.wire.room import EngineRoom
 
 
 class EndpointKey(NamedTuple):
@@ -24,7 +26,8 @@ class EndpointView:
 
     `tokens_fit_ever` and `ceiling_bytes` say what the node gives on its best day; 0 is unknown.
     `wakes` means that its engine was unloaded to make room, or is coming back: a request may
-    wait there, about `load_seconds` (0 is unknown).
+    wait there, about `load_seconds` (0 is unknown). With `room` and `shape` its node's verdict can
+    be computed; None is an agent that does not tell, or has yet to.
     """
 
     key: EndpointKey
@@ -47,6 +50,24 @@ class EndpointView:
     ceiling_bytes: int = 0
     wakes: bool = False
     load_seconds: float = 0.0
+    restore_tokens_per_second: float = 0.0
+    room: EngineRoom | None = None
+    shape: ModelShape | None = None
+
+    @property
+    def places(self) -> int:
+        """How many requests it holds at most, 0 when unknown."""
+        return self.max_running + self.max_waiting
+
+    @property
+    def ever_bytes(self) -> int:
+        """What its node gives one request on its best day, 0 when unknown."""
+        return 0 if self.room is None else self.room.ever_bytes
+
+    @property
+    def panic_ratio(self) -> float:
+        """What is left of its node's ceilings after kernel panics, 1 without any."""
+        return 1.0 if self.room is None else self.room.knobs.ceiling_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +116,7 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointVie
         ceiling_bytes=seen.report.ceilings.abort_bytes,
         wakes=open_ and load.wakes and not accepting,
         load_seconds=load.load_seconds,
+        restore_tokens_per_second=load.restore_tokens_per_second,
+        room=load.room,
+        shape=load.shape,
     )

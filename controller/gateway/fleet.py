@@ -49,6 +49,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self._view: FleetView | None = None
         self._on_declared: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[], None]] = []
         self._informers = (self._nodes, self._models, self._engines, self._routes)
         for informer in self._informers:
             informer.subscribe(self._note_declared)
@@ -82,6 +83,10 @@ class Fleet:
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call back soon after declared objects have changed, once for many changes."""
         self._on_declared.append(callback)
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call back at once after every change of the picture, reports included."""
+        self._on_change.append(callback)
 
     def on_dead(self, node: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once a node has been down for long; returns the way to end that."""
@@ -127,6 +132,8 @@ class Fleet:
         self._view = None
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        for callback in self._on_change:
+            callback()
 
     def _build(self) -> FleetView:
         models, engines = _typed(self._models, Model), _typed(self._engines, Engine)

@@ -16,9 +16,10 @@ from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.attempts import Broken, Finished
 from controller.gateway.catalog import list_models, names_of, resolve
 from controller.gateway.door import Door, Visit
+from controller.gateway.exchange import Exchange, demand_of
 from controller.gateway.fleet import Fleet
 from controller.gateway.peek import Peeked, peek, shown_name
-from controller.gateway.proxy import Exchange, Proxy
+from controller.gateway.proxy import Proxy
 from controller.gateway.routing import Asking
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.sse import Usage
@@ -65,13 +66,18 @@ class Completions:
         outcome = "fault"
         with metrics.in_flight():
             try:
-                prepared = await self._prepare(inbound, down, started)
+                prepared = await self.prepare(inbound, down, started)
                 if isinstance(prepared, str):
                     outcome = prepared
                 else:
-                    exchange, visit = prepared
-                    model = exchange.models[0]
-                    outcome = await self._forward(exchange)
+                    model = prepared.model
+                    admitted = self._admit(prepared)
+                    if isinstance(admitted, Refusal):
+                        await down.refuse(admitted)
+                        outcome = "client_error"
+                    else:
+                        visit = admitted
+                        outcome = await self._forward(prepared)
             except ClientLeftError:
                 outcome = "cancelled"
             except Exception as fault:  # noqa: BLE001 - request root: every request gets an answer
@@ -85,10 +91,8 @@ class Completions:
                 if down.first_data_seconds is not None:
                     metrics.observe_first_data(model, down.first_data_seconds - started)
 
-    async def _prepare(
-        self, inbound: Inbound, down: Downstream, started: float
-    ) -> tuple[Exchange, Visit] | str:
-        """Return the exchange to forward and what it holds, or the outcome when it was refused."""
+    async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
+        """Return the exchange to forward, or the outcome when it was refused; nothing is held."""
         settings, door = self._parts.settings, self._parts.door
         caller = door.identify(inbound)
         if isinstance(caller, Refusal):
@@ -110,21 +114,28 @@ class Completions:
         if isinstance(models, Refusal):
             await down.refuse(models)
             return outcome_of_status(down.status)
-        tenancy = plan_tenancy(caller, inbound.headers)
-        visit = door.admit(caller, down, _cost(peeked, settings))
-        if isinstance(visit, Refusal):
-            await down.refuse(visit)
-            return "client_error"
-        # Nothing is awaited from here on, so that whoever holds the visit settles it.
         return Exchange(
-            inbound, down, peeked, models, body, started, caller.name, caller.priority, tenancy
-        ), visit
+            inbound,
+            down,
+            peeked,
+            models[0],
+            body,
+            started,
+            models=models,
+            caller=caller,
+            tenancy=plan_tenancy(caller, inbound.headers),
+        )
 
     def _resolve(self, caller: Caller, peeked: Peeked, asking: Asking) -> tuple[str, ...] | Refusal:
         view = self._parts.fleet.view()
         if not caller.may_use(*names_of(view, peeked.model)):
             return refuse_model(caller, peeked.model)
         return resolve(view, peeked.model, asking)
+
+    def _admit(self, exchange: Exchange) -> Visit | Refusal:
+        demand = demand_of(exchange, self._parts.settings)
+        cost = Usage(demand.prompt_tokens, demand.output_tokens * demand.rows)
+        return self._parts.door.admit(exchange.caller, exchange.down, cost)
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():
@@ -200,12 +211,6 @@ class UnknownPath:
             hint="Try /v1/models, /v1/chat/completions or /v1/completions.",
         )
         await down.refuse(refusal)
-
-
-def _cost(peeked: Peeked, settings: GatewaySettings) -> Usage:
-    """Return what a request may cost: its prompt by estimate, and all the output it asks for."""
-    output = settings.assumed_output_tokens if peeked.max_tokens is None else peeked.max_tokens
-    return Usage(peeked.prompt_tokens, output * peeked.choices)
 
 
 def outcome_of_status(status: int) -> str:

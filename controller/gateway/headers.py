@@ -68,6 +68,11 @@ def plan_downstream_headers(
     )
 
 
+def text_of(headers: Iterable[RawHeader], name: str) -> str:
+    """Return a header's first value as text, empty without one. `name` is lower case."""
+    return (find_header(headers, name.encode()) or b"").decode("latin-1")
+
+
 def _named_by_connection(headers: Iterable[RawHeader]) -> frozenset[bytes]:
     value = find_header(headers, b"connection") or b""
     return frozenset(item.strip().lower() for item in value.split(b",") if item.strip())

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from controller.gateway.endpoints import NodeReport
 from controller.gateway.health import Health, Phase, StreamEvent, transition
 from controller.gateway.link_watch import watch_link
-from manifests.wire.report import LOAD_PATH, LoadReport
+from manifests.shape import ModelShape
+from manifests.wire.report import LOAD_PATH, LoadReport, fill_in_shapes, shapes_of
 
 _LOG = structlog.get_logger(__name__)
 
@@ -53,6 +54,7 @@ class LoadStream:
         self._limits, self._clock, self._on_change = limits, clock, on_change
         self._health = Health()
         self._report: LoadReport | None = None
+        self._shapes: dict[str, ModelShape] = {}
         self._received_seconds = 0.0
         self._dead_timer: asyncio.TimerHandle | None = None
         self._on_dead: dict[object, Callable[[], None]] = {}
@@ -110,6 +112,7 @@ class LoadStream:
         if response.status != 200:
             raise StreamFaultError(f"status {response.status}")
         pending = b""
+        self._shapes = {}
         async for data in response.content.iter_any():
             *lines, pending = (pending + data).split(b"\n")
             if len(pending) > _LINE_BYTES_MAX:
@@ -126,6 +129,8 @@ class LoadStream:
         if report.node != self.node:
             # Another machine got this address; its engines are not this node's.
             raise StreamFaultError(f"the address answers for node {report.node}")
+        report = fill_in_shapes(report, self._shapes)
+        self._shapes = shapes_of(report)
         self._report, self._received_seconds = report, self._clock()
         self._note(StreamEvent.REPORT)
 

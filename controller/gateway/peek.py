@@ -13,13 +13,21 @@ import msgspec
 from manifests.errors import Code, Refusal, Retryable
 
 _SHOWN_NAME_CHARS = 64
+# As agents have it: the cap of /v1/completions without one, and what priorities may be.
+_COMPLETION_TOKENS = 16
+_MAX_PRIORITY = 1000
+_MAX_ROWS = 128
+_MAX_TOKENS = 2**31 - 1
+_MAX_DEADLINE_SECONDS = 86_400.0
+_TIERS = {"priority": 1, "flex": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """The routing facts of one request. Units: tokens, estimated from bytes.
+    """The routing facts of one request. Units: tokens, estimated from bytes unless `exact`.
 
-    `max_tokens` is None when the client sets no usable limit; it holds for each of `choices`.
+    `max_tokens` is None when the client sets no usable limit. A higher `priority` goes first, as
+    in the engines. What is no usable value here is refused by the agent.
     """
 
     model: str
@@ -27,7 +35,10 @@ class Peeked:
     include_usage: bool
     prompt_tokens: int
     max_tokens: int | None
-    choices: int = 1
+    exact: bool = False
+    rows: int = 1
+    priority: int = 0
+    deadline_seconds: float | None = None
 
 
 class _Body(msgspec.Struct):
@@ -37,6 +48,9 @@ class _Body(msgspec.Struct):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     n: Any = None
+    priority: Any = None
+    service_tier: Any = None
+    deadline_seconds: Any = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
 
@@ -59,14 +73,22 @@ def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
     if parsed.stream is not None and not isinstance(parsed.stream, bool):
         return _bad("stream", "`stream` must be true or false.")
     options = parsed.stream_options
-    size = max(len(bytes(parsed.messages)), len(bytes(parsed.prompt)))
+    prompt = bytes(parsed.prompt)
+    size = max(len(bytes(parsed.messages)), len(prompt))
+    ids, rows = _count_ids(prompt), _token_cap(parsed.n) or 1
+    cap = _token_cap(parsed.max_completion_tokens, parsed.max_tokens)
+    if cap is None and prompt:
+        cap = _COMPLETION_TOKENS
     return Peeked(
         model=parsed.model,
         stream=bool(parsed.stream),
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        prompt_tokens=math.ceil(size / bytes_per_token),
-        max_tokens=_token_cap(parsed.max_completion_tokens, parsed.max_tokens),
-        choices=_token_cap(parsed.n) or 1,
+        prompt_tokens=ids or math.ceil(size / bytes_per_token),
+        max_tokens=cap,
+        exact=ids > 0 and rows <= _MAX_ROWS,
+        rows=min(rows, _MAX_ROWS),
+        priority=_priority(parsed.priority, parsed.service_tier),
+        deadline_seconds=_positive(parsed.deadline_seconds),
     )
 
 
@@ -85,6 +107,25 @@ def shown_name(name: str) -> str:
     return short.encode("unicode_escape").decode("ascii") if not short.isprintable() else short
 
 
+def _count_ids(prompt: bytes) -> int:
+    """Return how many token ids a prompt is, 0 when it is text or several prompts."""
+    inner = prompt.strip()[1:-1].strip()
+    one_list = prompt.lstrip()[:1] == b"[" and b'"' not in inner and b"[" not in inner
+    return inner.count(b",") + 1 if one_list and inner else 0
+
+
+def _priority(lower_first: Any, tier: Any) -> int:
+    """Return the engine's priority, where higher goes first; the agent refuses bad values."""
+    if isinstance(lower_first, int) and not isinstance(lower_first, bool):
+        return max(-_MAX_PRIORITY, min(_MAX_PRIORITY, -lower_first))
+    return _TIERS.get(tier, 0) if isinstance(tier, str) else 0
+
+
+def _positive(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return min(float(value), _MAX_DEADLINE_SECONDS) if usable else None
+
+
 def _bad(param: str, message: str) -> Refusal:
     return Refusal(Code.INVALID_VALUE, message, Retryable.NO, param=param)
 
@@ -93,5 +134,5 @@ def _token_cap(*candidates: Any) -> int | None:
     """Return the first positive integer; the agent refuses what is neither that nor null."""
     for value in candidates:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return min(value, _MAX_TOKENS)
     return None

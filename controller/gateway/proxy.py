@@ -5,14 +5,12 @@ handlers.
 """
 
 import asyncio
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from controller.gateway.asgi import Downstream, Inbound
 from controller.gateway.attempts import (
     Broken,
     Ending,
@@ -27,61 +25,26 @@ from controller.gateway.attempts import (
     lost,
     plan_next,
 )
-from controller.gateway.breaker import Breakers, Verdict
-from controller.gateway.catalog import FleetView, explain_no_engine, is_catching_up
-from controller.gateway.endpoints import EndpointKey, EndpointView
-from controller.gateway.filters import Demand, filter_fitting
+from controller.gateway.breaker import Verdict
+from controller.gateway.catalog import explain_no_engine
+from controller.gateway.endpoints import EndpointView
+from controller.gateway.exchange import Course, Exchange
+from controller.gateway.explain import describe_route
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import plan_upstream_headers
-from controller.gateway.peek import Peeked
-from controller.gateway.refusals import No, choose_answer, is_memory_refusal, plan_candidates
+from controller.gateway.queueing import Seat
+from controller.gateway.refusals import No, choose_answer, is_memory_refusal
 from controller.gateway.relay import relay
-from controller.gateway.reservations import Reservations
-from controller.gateway.selection import Circumstances, select_endpoint
+from controller.gateway.seating import Seating
+from controller.gateway.selection import Decision
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
-from manifests.errors import Code, Retryable
+from manifests.errors import Code, Refusal, Retryable
 from manifests.wire.gateway import MODEL_HEADER, USAGE_EACH, USAGE_END, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
 _ABOUT_ONE_MODEL = frozenset({Code.CONTEXT_LENGTH_EXCEEDED})
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One request that is fit to forward, and where its answer goes.
-
-    `models` are the Models to try in turn: more than one behind a Route.
-    `key_name` and `priority` are its ApiKey's, the higher going first; `tenancy` the headers that
-    tell an agent with whom cached prefixes are shared.
-    """
-
-    inbound: Inbound
-    down: Downstream
-    peeked: Peeked
-    models: tuple[str, ...]
-    body: bytes = field(repr=False)
-    started_seconds: float
-    key_name: str = ""
-    priority: int = 0
-    tenancy: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Course:
-    """What happened to one request so far.
-
-    Endpoints out of reach do not use up attempts: the request never got there. Nor do noes about
-    memory, which cost an agent nothing but tokenizing.
-    """
-
-    tried: set[EndpointKey] = field(default_factory=set)
-    noes: list[No] = field(default_factory=list)
-    attempts: int = 0
-    faults: int = 0
-    stale: int = 0
-    hopeless: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +64,24 @@ class Proxy:
     def __init__(self, parts: ProxyParts) -> None:
         self._settings, self._fleet = parts.settings, parts.fleet
         self._upstream, self._metrics, self._clock = parts.upstream, parts.metrics, parts.clock
-        self._random = random.Random(parts.settings.seed)
-        self._reservations = Reservations(parts.settings.settle_seconds)
-        self._breakers = Breakers()
-        self._fleet.subscribe(self._forget_gone)
+        self._seating = Seating(parts.fleet, parts.settings, parts.metrics.stages, parts.clock)
 
     async def forward(self, exchange: Exchange) -> Ending | None:
         """Bring one request to its end; None when no endpoint was open.
 
         Raises: ClientLeftError. Cancelling it closes the upstream connection at once.
         """
-        course = _Course()
-        again: EndpointView | None = None
+        course = Course()
+        again: Seat | None = None
         while True:
-            endpoint = again or self._select(exchange, course)
-            if endpoint is None and not course.tried and await self._catch_up(exchange.models):
-                continue
+            seat = again or await self._seating.find(exchange, course)
+            if isinstance(seat, Refusal):
+                return await self._refuse(exchange, seat)
+            endpoint = seat.decision.winner
             if endpoint is None:
                 return await self._give_up(exchange, course)
-            ending = await self._attempt(exchange, endpoint)
+            exchange.down.route = describe_route(seat.decision, course.waited_seconds)
+            ending = await self._attempt(exchange, endpoint, seat)
             self._count(course, endpoint, ending)
             step = plan_next(ending, self._history(exchange, course), self._settings)
             if step is Next.DONE:
@@ -128,62 +90,30 @@ class Proxy:
                 step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
-            again = endpoint if step is Next.SAME else None
+            again = self._seating.again(seat) if step is Next.SAME else None
 
-    async def _catch_up(self, models: Sequence[str]) -> bool:
-        """Give the report of an engine that is declared ready a moment; tell whether it came."""
-        late = [model for model in models if is_catching_up(self._fleet.view(), model)]
-        if not late:
-            return False
+    def consider(self, exchange: Exchange) -> Decision:
+        """Return what would be done with a request now, and do nothing."""
+        return self._seating.consider(exchange)
 
-        def one_came(view: FleetView) -> bool:
-            return not all(is_catching_up(view, model) for model in late)
+    async def _refuse(self, exchange: Exchange, refusal: Refusal) -> Refused:
+        await exchange.down.refuse(refusal)
+        return Refused(refusal.http_status, (), None, refusal)
 
-        return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
-
-    def _select(self, exchange: Exchange, course: _Course) -> EndpointView | None:
-        """Return an endpoint of the first model that has one with room, else of the first."""
-        open_: EndpointView | None = None
-        for model in exchange.models:
-            if model in course.hopeless:
-                continue
-            found = self._select_of(model, exchange, course)
-            if found is None:
-                continue
-            open_ = open_ or found
-            holds = self._reservations.holds((found,))
-            if len(exchange.models) == 1 or filter_fitting((found,), self._demand(exchange), holds):
-                return found
-        return open_
-
-    def _select_of(self, model: str, exchange: Exchange, course: _Course) -> EndpointView | None:
-        noes = [no for no in course.noes if no.endpoint.model == model]
-        candidates = plan_candidates(self._fleet.view().candidates(model), noes)
-        around = Circumstances(
-            holds=self._reservations.holds(candidates),
-            blocked=self._breakers.blocked(self._clock()),
-            tried=course.tried,
-        )
-        return select_endpoint(candidates, self._demand(exchange), around, self._random.random())
-
-    def _demand(self, exchange: Exchange) -> Demand:
-        wanted = exchange.peeked.max_tokens
-        output = self._settings.assumed_output_tokens if wanted is None else wanted
-        return Demand(exchange.peeked.prompt_tokens, output)
-
-    async def _attempt(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
-        """Send the request to one endpoint with a place reserved there."""
-        tokens = self._demand(exchange).total_tokens
-        self._breakers.begin(endpoint.key)
+    async def _attempt(self, exchange: Exchange, endpoint: EndpointView, seat: Seat) -> Ending:
+        """Send the request to one endpoint with the place that is reserved there."""
+        breakers, began = self._seating.breakers, self._clock()
+        breakers.begin(endpoint.key)
         verdict, outcome = Verdict.NOTHING, "cancelled"
         try:
-            with self._reservations.reserve(endpoint.key, tokens, self._clock()):
-                ending = await self._send(exchange, endpoint)
+            ending = await self._send(exchange, endpoint)
             verdict, outcome = judge(ending), label(ending)
             return ending
         finally:
-            self._breakers.record(endpoint.key, verdict, self._clock())
+            seat.release()
+            breakers.record(endpoint.key, verdict, self._clock())
             self._metrics.count_attempt(endpoint.key.node, outcome)
+            self._metrics.stages.observe("attempt", outcome, self._clock() - began)
 
     async def _send(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
         """Forward, and leave a node that dies before it has sent a byte."""
@@ -218,17 +148,14 @@ class Proxy:
                 return Broken(gone.refusal) if exchange.down.has_data else gone
 
     def _next_model(
-        self, exchange: Exchange, course: _Course, endpoint: EndpointView, ending: Ending
+        self, exchange: Exchange, course: Course, endpoint: EndpointView, ending: Ending
     ) -> bool:
         """Whether a no speaks for one model only, and others are left. Mutates: course."""
         if isinstance(ending, Refused) and ending.refusal.code in _ABOUT_ONE_MODEL:
             course.hopeless.add(endpoint.model)
         return endpoint.model in course.hopeless and not course.hopeless.issuperset(exchange.models)
 
-    def _forget_gone(self) -> None:
-        self._breakers.forget(item.key for item in self._fleet.view().endpoints)
-
-    def _count(self, course: _Course, endpoint: EndpointView, ending: Ending) -> None:
+    def _count(self, course: Course, endpoint: EndpointView, ending: Ending) -> None:
         course.tried.add(endpoint.key)
         reached = not (isinstance(ending, Lost) and (ending.stale or ending.unreachable))
         course.attempts += reached and not _never_fits(ending)
@@ -245,8 +172,8 @@ class Proxy:
                 code=ending.refusal.code.value,
             )
 
-    def _history(self, exchange: Exchange, course: _Course) -> History:
-        elapsed = self._clock() - exchange.started_seconds
+    def _history(self, exchange: Exchange, course: Course) -> History:
+        elapsed = self._clock() - exchange.started_seconds - course.waited_seconds
         return History(course.attempts, course.faults, course.stale, elapsed)
 
     async def _end(self, exchange: Exchange, ending: Ending) -> Ending:
@@ -260,10 +187,11 @@ class Proxy:
             )
         return ending
 
-    async def _give_up(self, exchange: Exchange, course: _Course) -> Refused | Lost | None:
+    async def _give_up(self, exchange: Exchange, course: Course) -> Refused | Lost | None:
         """Tell the client the best no there is."""
         if not course.noes:
-            await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.models[0]))
+            self._metrics.stages.count_refusal("no_engine")
+            await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.model))
             return None
         view = self._fleet.view()
         candidates = [item for model in exchange.models for item in view.candidates(model)]

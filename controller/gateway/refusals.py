@@ -16,6 +16,7 @@ _STARTING = frozenset({EnginePhase.PENDING, EnginePhase.DOWNLOADING, EnginePhase
 _WAITING = frozenset({Retryable.LATER, Retryable.HERE})
 _STARTING_RETRY_SECONDS = 5
 _CROWDED_RETRY_SECONDS = 30
+_WAITED_RETRY_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,42 @@ def _speak_for_fleet(memory: Sequence[No], left: Sequence[EndpointView]) -> Refu
         node=node,
     )
     return Refused(spoken.http_status, (), None, spoken)
+
+
+def speak_of_never(refusal: Refusal, nearest: EndpointView) -> Refusal:
+    """Return the fleet's answer to what no node can ever hold, in the nearest node's words."""
+    ending = Refused(refusal.http_status, (), None, refusal)
+    return _speak_for_fleet([No(nearest, ending)], ()).refusal
+
+
+def refuse_full(most_waiting: int) -> Refusal:
+    """Return the refusal of a request that would have to wait where too many do."""
+    return Refusal(
+        Code.QUEUE_FULL,
+        f"No node has room now, and {most_waiting} requests wait already.",
+        Retryable.LATER,
+        hint="Send it again later, or add a node.",
+        retry_after_seconds=_WAITED_RETRY_SECONDS,
+    )
+
+
+def refuse_waited(seconds: float, reason: str, deadline_seconds: float | None) -> Refusal:
+    """Return the refusal of a request that found no room in its time."""
+    if deadline_seconds is not None:
+        return Refusal(
+            Code.DEADLINE_EXCEEDED,
+            f"The deadline of {deadline_seconds:g} seconds passed while the request waited for "
+            f"room. {reason}",
+            hint="Give it more deadline_seconds, or a higher priority.",
+            param="deadline_seconds",
+        )
+    return Refusal(
+        Code.QUEUE_FULL,
+        f"No node had room for this request within {seconds:g} seconds. {reason}",
+        Retryable.LATER,
+        hint="Send it again later, or add a node.",
+        retry_after_seconds=_WAITED_RETRY_SECONDS,
+    )
 
 
 def _closeness(no: No) -> tuple[bool, int]:

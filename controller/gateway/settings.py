@@ -38,6 +38,14 @@ class GatewaySettings:
     """Idle upstream connections are dropped sooner than any agent drops them."""
     settle_seconds: float = 0.5
     """How long after a request is sent the node's load report certainly counts it."""
+    queue_size: int = 512
+    """Requests that fit nowhere now and wait at the gateway; more get 503."""
+    queue_seconds: float = 30.0
+    """How long such a request waits, unless its own deadline_seconds says; then 503."""
+    queue_head_seconds: float = 15.0
+    """After this wait a stream's head is sent, and its end by time is an event, not a status."""
+    queue_comment_seconds: float = 10.0
+    """From then on a comment is sent so often, for clients that give up on silence."""
     seed: int | None = None
     """Seed of the tie break; None draws one from the system."""
     require_key: bool = False

@@ -8,12 +8,15 @@ node's health check: silence means trouble.
 body that says why this node cannot reach the source.
 """
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from manifests.engine import EnginePhase
 from manifests.estimate import ModelShape
 from manifests.meta import Reported
 from manifests.node import Ceilings, PressureLevel
+from manifests.wire.room import EngineRoom
 
 LOAD_PATH = "/fleet/v1/load"
 INSPECT_PATH = "/fleet/v1/inspect"
@@ -47,6 +50,16 @@ class EngineLoad(Reported):
         default="", description="root of its prefix chains; empty without a prefix cache"
     )
     block_tokens: int = Field(default=0, description="tokens in a full block of the cache")
+    restore_tokens_per_second: float = Field(
+        default=0.0, description="of cached tokens, as measured; 0 before the first restore"
+    )
+    room: EngineRoom | None = Field(
+        default=None, description="what its requests are judged by; None before that is known"
+    )
+    shape: ModelShape | None = Field(
+        default=None,
+        description="of its model, in the first report of a connection and when it changed",
+    )
 
 
 class LoadReport(Reported):
@@ -62,6 +75,29 @@ class LoadReport(Reported):
     reserved_bytes: int = 0
     headroom_bytes: int = 0
     engines: tuple[EngineLoad, ...] = ()
+
+
+def leave_out_shapes(report: LoadReport, sent: Mapping[str, ModelShape]) -> LoadReport:
+    """Return the report without the shapes that a reader of this connection has already."""
+    engines = tuple(
+        load.model_copy(update={"shape": None}) if load.shape == sent.get(load.name) else load
+        for load in report.engines
+    )
+    return report.model_copy(update={"engines": engines})
+
+
+def fill_in_shapes(report: LoadReport, known: Mapping[str, ModelShape]) -> LoadReport:
+    """Return the report with the shapes that were left out of it."""
+    engines = tuple(
+        load if load.shape is not None else load.model_copy(update={"shape": known.get(load.name)})
+        for load in report.engines
+    )
+    return report.model_copy(update={"engines": engines})
+
+
+def shapes_of(report: LoadReport) -> dict[str, ModelShape]:
+    """Return the shapes of the engines in a report, by engine."""
+    return {load.name: load.shape for load in report.engines if load.shape is not None}
 
 
 class Inspection(Reported):

@@ -89,7 +89,9 @@ class ApiError(Exception):
     def from_status(cls, code: int, body: Any) -> "ApiError":
         """Return the error that a Status body means, or the nearest for a foreign body."""
         if not isinstance(body, Mapping) or body.get("kind") != "Status":
-            return cls(code, f"the server answered {code}")
+            error = body.get("error") if isinstance(body, Mapping) else None
+            said = error.get("message") if isinstance(error, Mapping) else None
+            return cls(code, str(said) if said else f"the server answered {code}")
         details = body.get("details") or {}
         causes = tuple(
             Cause(item.get("reason", ""), item.get("message", ""), item.get("field", ""))

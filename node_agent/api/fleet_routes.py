@@ -13,7 +13,16 @@ from starlette.routing import Route
 
 from manifests.errors import Code, Refusal, RequestError, Retryable
 from manifests.model import Source
-from manifests.wire.report import INSPECT_PATH, LOAD_PATH, LOG_PATH, Inspection, LoadReport
+from manifests.shape import ModelShape
+from manifests.wire.report import (
+    INSPECT_PATH,
+    LOAD_PATH,
+    LOG_PATH,
+    Inspection,
+    LoadReport,
+    leave_out_shapes,
+    shapes_of,
+)
 from node_agent.api.body import read_json_object
 from node_agent.api.changes import Changes, rung
 from node_agent.api.disconnect import GeneratorResponse
@@ -67,9 +76,13 @@ class FleetRoutes:
 
     async def _reports(self) -> AsyncGenerator[bytes]:
         """Report at once on a change, within ten and one a second."""
+        sent: dict[str, ModelShape] = {}
         while not self._changes.closed:
             change = self._changes.next()
-            yield self._load.report().model_dump_json(by_alias=True).encode() + b"\n"
+            report = self._load.report()
+            brief = leave_out_shapes(report, sent)
+            sent = shapes_of(report)
+            yield brief.model_dump_json(by_alias=True).encode() + b"\n"
             await asyncio.sleep(_LEAST_SECONDS)
             await rung(change, _MOST_SECONDS - _LEAST_SECONDS)
 

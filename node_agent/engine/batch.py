@@ -16,7 +16,7 @@ from node_agent.engine.decode_group import DecodeGroup, Newcomer, plan_join
 from node_agent.engine.grouping import choose_group
 from node_agent.engine.logprobs import pick_logprobs
 from node_agent.engine.messages import Generate, TokenLogprobs
-from node_agent.engine.prefill import RowPrefill
+from node_agent.engine.prefill import Lockstep, RowPrefill, lockstep_bytes
 from node_agent.engine.prefix_cache import PrefixCache, RowPrefix
 from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
 from node_agent.engine.sampling import Samplers, processors_for
@@ -38,8 +38,7 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-        # Rows whose first token is to be told, and those whose first was told before `decode`.
-        self._first: list[Any] = []
+        # Rows whose first token was told before `decode` could say how they go on.
         self._told: set[int] = set()
 
     @property
@@ -67,7 +66,9 @@ class BatchRunner:
         del self._commands[uid]
         self._told.discard(uid)
         prefix = self._kept.pop(uid, None)
-        if self._feeding.pop(uid, None) is not None:
+        if (feeding := self._feeding.pop(uid, None)) is not None:
+            if feeding.lockstep is not None:
+                feeding.lockstep.end()
             if prefix is not None:
                 prefix.close()
             return
@@ -82,6 +83,21 @@ class BatchRunner:
     def prompt(self, uid: int) -> RowPrefill:
         """Return the prompt of a row that has not joined yet."""
         return self._feeding[uid]
+
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:
+        """Return what feeding rows together takes besides their chunks; None if they cannot be."""
+        return lockstep_bytes([self._feeding[uid] for uid in uids])
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Feed each of these rows its next chunk, all in one forward pass."""
+        rows = {uid: self._feeding[uid] for uid in uids}
+        lockstep = self._feeding[uids[0]].lockstep
+        if lockstep is None or lockstep.uids != tuple(uids):
+            for row in rows.values():
+                if row.lockstep is not None:
+                    row.lockstep.end()
+            lockstep = Lockstep(self._model, rows)
+        return lockstep.feed(chunk_tokens)
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""
@@ -114,29 +130,35 @@ class BatchRunner:
             self._groups.append(group)
         else:
             group.add(newcomer, cache)
-        first = group.first_token
-        # How a row ends is for `decode` to say.
-        if command.max_tokens > 1 and (no_stops or first.token not in command.stop_token_ids):
-            self._first.append(first)
-            self._told.add(uid)
         total_tokens = len(command.prompt)
         return PrefillStep(uid, total_tokens, total_tokens, last_tokens, 0.0)
 
     def first_tokens(self) -> tuple[TokenStep, ...]:
-        """Return what the rows said first that have joined since the last call."""
-        responses, self._first = self._first, []
-        return self._read(responses)
+        """Return what rows say first, as soon as it is drawn."""
+        return self._read([one for group in self._groups for one in self._take_first(group)])
 
     def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of each row that has joined."""
+        """Decode one token of each row that has joined; draw the first of those that just did."""
         responses: list[Any] = []
         for group in self._groups:
             ours = group.decode()
             self._keep(group, ours)
             responses += [one for one in ours if one.uid not in self._told]
-        self._told.clear()
+            self._told -= {one.uid for one in ours}
+            responses += self._take_first(group)
         self._drop_empty_groups()
         return self._read(responses)
+
+    def _take_first(self, group: DecodeGroup) -> list[Any]:
+        """Return first tokens that end no row; how a row ends is for the next step to say."""
+        told = [one for one in group.take_first() if not self._ends(one)]
+        self._told |= {one.uid for one in told}
+        return told
+
+    def _ends(self, first: Any) -> bool:
+        command = self._commands[first.uid]
+        stops = not command.ignore_eos and first.token in command.stop_token_ids
+        return stops or command.max_tokens <= 1
 
     def _choose_group(self, uid: int) -> DecodeGroup | None:
         lengths = [group.lengths_tokens for group in self._groups]

@@ -11,6 +11,20 @@ STEP_TOKENS = 256
 MOST_WITH_LAST_TOKENS = 32
 
 
+# Equal parts are made as few as they can be with none this much wider than fits. Narrower ones
+# cost more: a chunk is also a decode step, and its forward pass reads all weights.
+STRETCH = 1.1
+
+
+def even_part(way_tokens: int, limit_tokens: int) -> int:
+    """Return the width of the parts of a way when no rest is to be left.
+
+    About `limit_tokens` at most; see `STRETCH`.
+    """
+    parts = -(-way_tokens // max(1, int(limit_tokens * STRETCH)))
+    return -(-way_tokens // max(1, parts))
+
+
 def cut_chunk(fed_tokens: int, last_tokens: int, limit_tokens: int, stops: Sequence[int]) -> int:
     """Return how many tokens the next chunk feeds; 0 when all but the last token are fed.
 

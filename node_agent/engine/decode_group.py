@@ -6,14 +6,14 @@ constructor raises Metal's wired limit to the maximum, which with cache churn is
 panics in public reports. Called on the MLX thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.generate import GenerationBatch, StopSequences
-from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache
+from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache, TokenBuffer
 from mlx_lm.sample_utils import greedy_sampler
 
 from node_agent.engine.rows import JoinCost
@@ -37,13 +37,20 @@ class Newcomer:
 
 
 class DecodeGroup:
-    """One batch."""
+    """One batch.
+
+    A newcomer's last token, when it is not fed yet, goes through the model with the next step of
+    the others: a pass of its own would read all weights once more.
+    """
 
     def __init__(self, model: nn.Module, newcomer: Newcomer, cache: list[Any]) -> None:
         """Start with one row. Mutates: empties `cache`."""
         self._model = model
-        self._batch = self._run_last_token(newcomer, cache)
-        self._first = self._batch.first_token()
+        self._batch = self._begin(newcomer, cache)
+        # Rows whose last prompt token is still to be fed, and those whose first token is drawn.
+        self._unfed: set[int] = set()
+        self._drawn: set[int] = set()
+        self._note(newcomer)
 
     @property
     def uids(self) -> list[int]:
@@ -62,26 +69,32 @@ class DecodeGroup:
 
     def add(self, newcomer: Newcomer, cache: list[Any]) -> None:
         """Take a row in. Mutates: empties `cache`."""
-        other = self._run_last_token(newcomer, cache)
-        self._first = other.first_token()
+        other = self._begin(newcomer, cache)
+        self._note(newcomer)
         theirs, other.prompt_cache = other.prompt_cache, []
         for layer in self._batch.prompt_cache:
             layer.extend(theirs.pop(0))
             mx.eval(layer.state)
         self._batch.extend(other)
 
-    @property
-    def first_token(self) -> GenerationBatch.Response:
-        """What the last newcomer says first; `decode` returns it too, with how the row goes on."""
-        return self._first
+    def take_first(self) -> list[GenerationBatch.Response]:
+        """Return what rows say first, once; `decode` returns it too, with how they go on."""
+        drawn, self._drawn = self._drawn, set()
+        return self._batch.next_of(drawn) if drawn else []
 
     def remove(self, uid: int) -> None:
         """Drop a row."""
+        self._unfed.discard(uid)
+        self._drawn.discard(uid)
         self._batch.filter([at for at, other in enumerate(self._batch.uids) if other != uid])
 
     def decode(self) -> list[GenerationBatch.Response]:
         """Decode one token of each row; rows that end leave the batch."""
-        return self._batch.next()  # type: ignore[no-any-return]
+        unfed, self._unfed = self._unfed, set()
+        responses = self._batch.next()
+        self._drawn |= unfed
+        # What such a row had "said" was the last token of its prompt.
+        return [one for one in responses if one.uid not in unfed]
 
     def tokens(self, uid: int) -> list[int]:
         """Return the tokens a row holds."""
@@ -89,21 +102,35 @@ class DecodeGroup:
 
     def view(self, uid: int) -> list[Any]:
         """Return a row's cache; it must be let go before the next step, or that has to copy."""
-        return self._batch.extract_cache(self._batch.uids.index(uid))  # type: ignore[no-any-return]
+        return self._batch.extract_cache(self._batch.uids.index(uid))
 
-    def _run_last_token(self, newcomer: Newcomer, cache: list[Any]) -> GenerationBatch:
+    def _note(self, newcomer: Newcomer) -> None:
+        (self._unfed if newcomer.logits is None else self._drawn).add(newcomer.uid)
+
+    def _begin(self, newcomer: Newcomer, cache: list[Any]) -> "_Batch":
         merged = []
         while cache:
             layer = adopt(cache.pop(0))
             mx.eval(layer.state)
             merged.append(layer)
+        if newcomer.logits is None:
+            return _Batch.unfed(self._model, newcomer, merged)
+        return _Batch.fed(self._model, newcomer, merged)
+
+
+class _Batch(GenerationBatch):  # type: ignore[misc]
+    """A batch that shows a row's cache without copying it, and what it has drawn already."""
+
+    @classmethod
+    def fed(cls, model: nn.Module, newcomer: Newcomer, cache: list[Any]) -> "_Batch":
+        """Return a batch of one row, whose last token was fed; its first token is drawn."""
         prompt, logits = list(newcomer.prompt), newcomer.logits
-        batch = _Batch(
-            # Its first step would feed the last token.
-            self._model if logits is None else lambda _inputs, cache: logits,  # noqa: ARG005
+        batch = cls(
+            # The first step would feed the last token.
+            lambda _inputs, cache: logits,  # noqa: ARG005
             [newcomer.uid],
             mx.array(prompt[-1:]),
-            merged,
+            cache,
             [prompt[:-1]],
             [newcomer.sampler],
             greedy_sampler,
@@ -111,21 +138,50 @@ class DecodeGroup:
             [newcomer.stops],
             [newcomer.max_tokens],
         )
-        batch.model = self._model
+        batch.model = model
         return batch
 
+    @classmethod
+    def unfed(cls, model: nn.Module, newcomer: Newcomer, cache: list[Any]) -> "_Batch":
+        """Return a batch of one row, whose last token the next step feeds as if it were drawn."""
+        prompt = list(newcomer.prompt)
+        batch: _Batch = cls.empty(model, greedy_sampler)
+        batch.uids, batch.prompt_cache, batch.tokens = [newcomer.uid], cache, [prompt[:-1]]
+        batch.samplers, batch.max_tokens = [newcomer.sampler], [newcomer.max_tokens]
+        batch.logits_processors = [tuple(newcomer.processors)]
+        batch.stop_sequences = [newcomer.stops]
+        batch._next_tokens, batch._next_logprobs = mx.array(prompt[-1:]), [mx.array(0.0)]
+        batch._token_context = [TokenBuffer(prompt[:-1])]
+        batch._num_tokens = [-1]
+        batch._matchers = [_DeafOnce(newcomer.stops)]
+        return batch
 
-class _Batch(GenerationBatch):  # type: ignore[misc]
-    """A batch that shows a row's cache without copying it, and what it has drawn already."""
-
-    def first_token(self) -> GenerationBatch.Response:
-        """Return the token that was drawn for the only row; the next one is not begun yet."""
-        (token,), (logprobs,) = self._next_tokens.tolist(), self._next_logprobs
-        return self.Response(self.uids[0], token, logprobs, None, None, None)
+    def next_of(self, uids: Container[int]) -> list[GenerationBatch.Response]:
+        """Return the tokens that were drawn for these rows; the step after is not begun yet."""
+        tokens = self._next_tokens.tolist()
+        return [
+            self.Response(uid, token, logprobs, None, None, None)
+            for uid, token, logprobs in zip(self.uids, tokens, self._next_logprobs, strict=True)
+            if uid in uids
+        ]
 
     def extract_cache(self, idx: int) -> list[Any]:
         """Return one row's cache."""
         return [view_row(layer, idx) for layer in self.prompt_cache]
+
+
+class _DeafOnce:
+    """A row's stop matcher that does not hear the first token: it is the prompt's last."""
+
+    def __init__(self, stops: StopSequences) -> None:
+        self._matcher, self._deaf = stops.matcher(), True
+
+    def advance(self, token: int) -> bool:
+        """Return whether the row stops with this token."""
+        if self._deaf:
+            self._deaf = False
+            return False
+        return bool(self._matcher.advance(token))
 
 
 def view_row(cache: Any, at: int) -> Any:

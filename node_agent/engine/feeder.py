@@ -4,12 +4,14 @@ Owns the asking and the doing: a restore, a chunk, a join. It holds no array and
 The feeding line calls it, and owns whose turn it is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manifests.errors import Code
+from node_agent.engine.chunking import STEP_TOKENS, even_part
 from node_agent.engine.forward_gate import Ask as MoreBytes
 from node_agent.engine.forward_gate import Decision, Refuse, Requeue, Run, Shrink
-from node_agent.engine.gatekeeper import Gatekeeper, Tries
+from node_agent.engine.gatekeeper import Chunks, Gatekeeper, Tries
 from node_agent.engine.messages import (
     Ask,
     ChunkMeasured,
@@ -135,6 +137,44 @@ class Feeder:
         )
         fed.events += [_progress(row, step), measured]
         return step
+
+    def feed_together(
+        self, rows: Sequence[FedRow], limit_tokens: int, fed: Fed
+    ) -> tuple[PrefillStep, ...]:
+        """Feed each of these rows a chunk, in one pass; nothing when that cannot be or not fit."""
+        if not rows:
+            return ()
+        uids = [row.uid for row in rows]
+        prompts = [self._runner.prompt(uid) for uid in uids]
+        moved_bytes = self._runner.lockstep_bytes(uids)
+        if moved_bytes is None:
+            return ()
+        left_tokens = min(
+            len(row.command.prompt) - 1 - prompt.fed_tokens
+            for row, prompt in zip(rows, prompts, strict=True)
+        )
+        way_tokens = min(left_tokens, STEP_TOKENS - prompts[0].fed_tokens % STEP_TOKENS)
+        part_tokens = min(even_part(way_tokens, limit_tokens), self._runner.chunk_tokens)
+        tokens = min(left_tokens, *(prompt.next_chunk_tokens(part_tokens) for prompt in prompts))
+        chunks = Chunks(len(rows), prompts[0].fed_tokens, tokens, moved_bytes)
+        if tokens <= 0 or not self._gatekeeper.has_room_for_chunks(chunks):
+            return ()
+        predicted_bytes = self._gatekeeper.predict_chunks(chunks)
+        self._memory.begin_chunk()
+        steps = self._runner.feed_together(uids, tokens)
+        actual_bytes = self._memory.end_chunk()
+        self._memory.clear()
+        self._gatekeeper.learn(predicted_bytes, actual_bytes)
+        for row, step in zip(rows, steps, strict=True):
+            measured = ChunkMeasured(
+                request_id=row.command.request_id,
+                chunk_tokens=tokens,
+                context_tokens=step.done_tokens,
+                predicted_bytes=predicted_bytes // len(rows),
+                actual_bytes=actual_bytes // len(rows),
+            )
+            fed.events += [_progress(row, step), measured]
+        return steps
 
     def join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
         """Let a row join those being decoded if the gate lets it."""

@@ -4,15 +4,24 @@ Owns whose turn it is, and how long feeding may keep the rows that decode waitin
 array and imports no MLX. The scheduler calls it once each step, after decode.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from node_agent.engine.feeder import Fed, FedRow, Feeder
 from node_agent.engine.gatekeeper import Gatekeeper
+from node_agent.engine.lockstep import (
+    CATCH_UP_SECONDS,
+    NOBODY,
+    PASS_SECONDS,
+    TOGETHER_SECONDS,
+    Prefilling,
+    Reach,
+    choose_walkers,
+)
 from node_agent.engine.messages import Answer
 from node_agent.engine.pace import Pace, plan_chunk_limit
 from node_agent.engine.rows import Memory, RowRunner
-from node_agent.engine.waiting import Prefilling
+from node_agent.engine.waiting import Beside
 
 # So long a turn waits for blocks from the disk while no row decodes; commands come in between.
 RESTORE_WAIT_SECONDS = 0.005
@@ -64,13 +73,11 @@ class FeedingLine:
         """Whether a turn would find a row to feed."""
         return self._gatekeeper.limits.prefill_turn and self.held < len(self._rows)
 
-    @property
-    def prefilling(self) -> list[Prefilling]:
-        """The prompts being fed, as admission sees them."""
-        return [
-            Prefilling(len(row.command.prompt) - row.stored_tokens, row.command.priority)
-            for row in self._rows
-        ]
+    def beside(self, decoding_rows: int) -> Beside:
+        """Return the prompts being fed, as admission sees them."""
+        rows = [self._standing(row) for row in self._rows]
+        reach = NOBODY if decoding_rows else self._reach(rows)
+        return Beside(rows, self._runner.chunk_tokens, reach)
 
     def add(self, row: FedRow) -> None:
         """Let a row in, at the end."""
@@ -102,15 +109,18 @@ class FeedingLine:
 
         One row feeds at a time, in turn; what it leaves of the chunk goes to rows that need no
         more than that to be through. While rows decode the chunk is also cut by time, and what
-        does not fit in that waits for the next step. Without the turn nothing is fed and nobody
-        joins.
+        does not fit in that waits for the next step. While nobody decodes, rows alike walk
+        together, a chunk each. Without the turn nothing is fed and nobody joins.
         """
         chunk_tokens = self._runner.chunk_tokens
         until = self._clock() + self._pace.feed_seconds if decoding_rows else None
         turn = _Turn(chunk_tokens, chunk_tokens, until)
         self._fed_last = False
         if self._gatekeeper.limits.prefill_turn:
-            for row in sorted(self._rows, key=lambda one: -one.command.priority):
+            rows = sorted(self._rows, key=lambda one: -one.command.priority)
+            if until is None and self._feed_together(rows, turn):
+                rows = []
+            for row in rows:
                 if turn.begun and until is not None and self._clock() >= until:
                     break
                 alone = decoding_rows + len(turn.fed.joined) + len(self._rows) == 1
@@ -131,7 +141,7 @@ class FeedingLine:
             # The last piece was this turn's work; a forward pass behind so much is the next one's.
             turn.restored = True
             return
-        need_tokens = len(row.command.prompt) - 1 - self._runner.prompt(row.uid).fed_tokens
+        need_tokens = self._left_tokens(row)
         if need_tokens > 0:
             limit_tokens = self._limit_tokens(row, turn, need_tokens)
             if turn.left_tokens < turn.chunk_tokens and need_tokens > limit_tokens:
@@ -141,14 +151,58 @@ class FeedingLine:
                 held_tokens = step.done_tokens - step.chunk_tokens
                 rest = step.chunk_tokens < limit_tokens
                 self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds, rest=rest)
-                # Behind the others now.
-                self._rows.remove(row)
-                self._rows.append(row)
+                self._let_pass(row)
                 turn.left_tokens -= step.chunk_tokens
                 need_tokens -= step.chunk_tokens
         if need_tokens <= 0:
             self._feeder.join(row, turn.fed, alone=alone)
         self._settle(turn.fed)
+
+    def _feed_together(self, rows: Sequence[FedRow], turn: _Turn) -> bool:
+        """Feed a chunk of each of the rows that walk with the first; False when none do.
+
+        Who is through waits for the others: nobody decodes before all are.
+        """
+        if len(rows) < 2 or any(row.tries.held or row.restoring for row in rows):
+            return False
+        if not all(
+            self._feeder.restore(row, turn.fed, alone=False, wait_seconds=0) for row in rows
+        ):
+            return False
+        going = [row for row in rows if self._left_tokens(row) > 0]
+        standing = [self._standing(row) for row in going]
+        walkers = choose_walkers(standing, self._reach(standing), turn.chunk_tokens)
+        walking = [going[place] for place in walkers.places]
+        steps = self._feeder.feed_together(walking, walkers.limit_tokens, turn.fed)
+        if not steps:
+            return False
+        held_tokens = steps[0].done_tokens - steps[0].chunk_tokens
+        fed_tokens = sum(step.chunk_tokens for step in steps)
+        seconds = sum(step.seconds for step in steps)
+        rest = steps[0].chunk_tokens < walkers.limit_tokens
+        self._pace = self._pace.fed(held_tokens, fed_tokens, seconds, rest=rest)
+        turn.left_tokens -= fed_tokens
+        return True
+
+    def _standing(self, row: FedRow) -> Prefilling:
+        need_tokens = len(row.command.prompt) - row.stored_tokens
+        at_tokens = max(row.stored_tokens, self._runner.prompt(row.uid).fed_tokens)
+        return Prefilling(need_tokens, row.command.priority, at_tokens)
+
+    def _left_tokens(self, row: FedRow) -> int:
+        return len(row.command.prompt) - 1 - self._runner.prompt(row.uid).fed_tokens
+
+    def _reach(self, rows: Sequence[Prefilling]) -> Reach:
+        held_tokens = min((row.at_tokens for row in rows), default=0)
+        times = (TOGETHER_SECONDS, CATCH_UP_SECONDS, PASS_SECONDS)
+        return Reach(*(self._pace.whole_in(seconds, held_tokens) for seconds in times))
+
+    def _let_pass(self, row: FedRow) -> None:
+        """Put a row behind those that need one chunk at most; long ones keep their order."""
+        self._rows.remove(row)
+        chunk_tokens = self._runner.chunk_tokens
+        short = [at for at, one in enumerate(self._rows) if self._left_tokens(one) <= chunk_tokens]
+        self._rows.insert(short[-1] + 1 if short else 0, row)
 
     def _settle(self, fed: Fed) -> None:
         """Let go of the rows that leave."""

@@ -34,6 +34,20 @@ ANSWER_SECONDS = 60.0
 CLEAR_EVERY_STEPS = 512
 CLEAR_OVER_BUDGET_EVERY_STEPS = 8
 
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A chunk of `tokens` for each of several rows that hold as much, in one forward pass.
+
+    `moved_bytes` exist twice while their caches are put together or apart.
+    """
+
+    rows: int
+    held_tokens: int
+    tokens: int
+    moved_bytes: int = 0
+
+
 Decide = Callable[[GateReading, NextChunk, Attempts], Decision]
 
 
@@ -163,6 +177,20 @@ class Gatekeeper:
         if self._forecast is None or not reading.limited:
             return True
         return self._forecast.join_bytes(cost) <= reading.room_bytes
+
+    def has_room_for_chunks(self, chunk: Chunks) -> bool:
+        """Return whether a chunk of each of several rows would fit as things stand."""
+        reading = self._read()
+        if self._forecast is None or not reading.limited:
+            return True
+        need_bytes = self._correction.apply(self.predict_chunks(chunk)) + chunk.moved_bytes
+        return need_bytes <= reading.room_bytes
+
+    def predict_chunks(self, chunk: Chunks) -> int:
+        """Return the uncorrected prediction for a chunk of each row; 0 without a shape."""
+        if self._forecast is None:
+            return 0
+        return chunk.rows * self._forecast.chunk_bytes(chunk.held_tokens, chunk.tokens)
 
     def judge_join(self, tries: Tries, cost: JoinCost, *, alone: bool) -> Decision:
         """Return what to do about a row that is ready to be decoded with the others."""

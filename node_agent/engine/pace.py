@@ -7,7 +7,7 @@ make a chunk smaller still.
 
 from dataclasses import dataclass, field, replace
 
-from node_agent.engine.chunking import STEP_TOKENS
+from node_agent.engine.chunking import STEP_TOKENS, even_part
 
 # No forward pass takes less; a clock that says so tells nothing.
 SHORTEST_SECONDS = 1e-6
@@ -28,10 +28,6 @@ MIN_CHUNK_TOKENS = 8
 
 # A chunk may be this much wider than the last one: kernels change with the width.
 GROWTH = 2
-
-# Equal parts are made as few as they can be with none this much wider than fits. Narrower ones
-# cost more: a chunk is also a decode step, and its forward pass reads all weights.
-STRETCH = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +91,14 @@ class Pace:
         widest = GROWTH * max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
         return int(min(widest, seconds / token_seconds))
 
+    def whole_in(self, seconds: float, held_tokens: int) -> int:
+        """Return how many tokens whole chunks behind `held_tokens` feed in the time.
+
+        0 before anything was measured.
+        """
+        token_seconds = self._expect(_octave(held_tokens))
+        return 0 if token_seconds is None else int(seconds / token_seconds)
+
     def _expect(self, octave: int) -> float | None:
         """Return what a token costs at a context, from the nearest one that was measured.
 
@@ -124,8 +128,8 @@ def plan_chunk_limit(
     way_tokens = min(left_tokens, STEP_TOKENS - held_tokens % STEP_TOKENS)
     if way_tokens <= fitting_tokens:
         return fitting_tokens
-    parts = -(-way_tokens // int(fitting_tokens * STRETCH))
-    return max(min(MIN_CHUNK_TOKENS, limit_tokens), -(-way_tokens // parts))
+    part_tokens = even_part(way_tokens, fitting_tokens)
+    return max(min(MIN_CHUNK_TOKENS, limit_tokens), part_tokens)
 
 
 def _octave(held_tokens: int) -> int:

@@ -1,12 +1,14 @@
-"""One row's prompt on its way into a cache of its own, chunk by chunk.
+"""Prompts on their way into caches, chunk by chunk, each alone or several in lockstep.
 
-Owns the row's cache until it is taken over by a decode batch. Every token but the last is fed
+Owns a row's cache until it is taken over by a decode batch. Every token but the last is fed
 here; the last one gives the first logits, and comes along with a short last chunk or is left to
-decode. Called on the MLX thread.
+decode. Rows in lockstep stand at the same token and share one forward pass for each chunk; what
+they hold is one cache meanwhile. Called on the MLX thread.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from node_agent.engine.chunking import cut_chunk, takes_last
 from node_agent.engine.prefix_cache import RowPrefix
+from node_agent.engine.row_stack import can_stack, stack, unstack, view, widest_layer_bytes
 from node_agent.engine.rows import PrefillStep, RestoreStep
 
 
@@ -40,6 +43,7 @@ class RowPrefill:
         self._fed_tokens = fed_tokens
         self._prefix = prefix
         self._logits: mx.array | None = None
+        self._lockstep: Lockstep | None = None
 
     @property
     def fed_tokens(self) -> int:
@@ -47,9 +51,21 @@ class RowPrefill:
         return self._fed_tokens
 
     @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self._prompt)
+
+    @property
     def cache(self) -> list[Any]:
-        """The row's cache, one entry for each layer."""
+        """The row's cache, one entry for each layer. Mutates: ends the row's lockstep."""
+        if self._lockstep is not None:
+            self._lockstep.end()
         return self._cache
+
+    @property
+    def lockstep(self) -> "Lockstep | None":
+        """The rows that are fed together with this one."""
+        return self._lockstep
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
         """Return how many tokens the next chunk feeds; 0 when at most the last one is left."""
@@ -85,14 +101,13 @@ class RowPrefill:
         started_seconds = time.perf_counter()
         end = self._fed_tokens + chunk_tokens
         chunk = list(self._prompt[self._fed_tokens : end])
-        logits = self._model(mx.array([chunk]), cache=self._cache)
+        cache = self.cache
+        logits = self._model(mx.array([chunk]), cache=cache)
         if end == len(self._prompt):
             self._logits = logits[:, -1:, :]
         # Unless they are wanted, logits are never computed.
-        mx.eval([layer.state for layer in self._cache], self._logits)
-        self._fed_tokens = end
-        if self._prefix is not None:
-            self._prefix.note_fed(self._cache, end)
+        mx.eval([layer.state for layer in cache], self._logits)
+        self.note_fed(end, lambda: cache)
         seconds = time.perf_counter() - started_seconds
         return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
 
@@ -106,5 +121,75 @@ class RowPrefill:
 
         Mutates: the row has no cache afterwards.
         """
-        cache, self._cache = self._cache, []
+        cache, self._cache = self.cache, []
         return cache
+
+    def ids(self, chunk_tokens: int) -> list[int]:
+        """Return the next tokens of the prompt."""
+        return list(self._prompt[self._fed_tokens : self._fed_tokens + chunk_tokens])
+
+    def note_fed(self, end_tokens: int, view: Callable[[], list[Any]]) -> None:
+        """Note that the cache holds so many tokens now; `view` shows it."""
+        self._fed_tokens = end_tokens
+        if self._prefix is not None:
+            self._prefix.note_fed(view, end_tokens)
+
+    def lend(self, lockstep: "Lockstep") -> list[Any]:
+        """Give the cache away until `take_back`."""
+        self._lockstep, cache, self._cache = lockstep, self._cache, []
+        return cache
+
+    def take_back(self, cache: list[Any]) -> None:
+        """Take the cache again, as it has become."""
+        self._lockstep, self._cache = None, cache
+
+
+class Lockstep:
+    """Rows that stand at the same token, fed together."""
+
+    def __init__(self, model: nn.Module, rows: dict[int, RowPrefill]) -> None:
+        """Take the rows' caches until `end`. Mutates: the rows."""
+        self._model, self._rows = model, rows
+        self._cache = stack([row.lend(self) for row in rows.values()])
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """The rows, in order."""
+        return tuple(self._rows)
+
+    @property
+    def widest_layer_bytes(self) -> int:
+        """What the largest layer takes."""
+        return widest_layer_bytes([self._cache])
+
+    def feed(self, chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Run the next tokens of each row, none of them its last, and evaluate the cache.
+
+        Each step has an equal share of the time.
+        """
+        started_seconds = time.perf_counter()
+        rows = self._rows.values()
+        self._model(mx.array([row.ids(chunk_tokens) for row in rows]), cache=self._cache)
+        mx.eval([layer.state for layer in self._cache])
+        for at, row in enumerate(rows):
+            row.note_fed(row.fed_tokens + chunk_tokens, partial(view, self._cache, at))
+        seconds = (time.perf_counter() - started_seconds) / len(rows)
+        return tuple(
+            PrefillStep(uid, row.fed_tokens, row.prompt_tokens, chunk_tokens, seconds)
+            for uid, row in self._rows.items()
+        )
+
+    def end(self) -> None:
+        """Give every row its cache again. Mutates: the rows."""
+        rows, self._rows = self._rows, {}
+        caches = unstack(self._cache, len(rows))
+        for row, cache in zip(rows.values(), caches, strict=True):
+            row.take_back(cache)
+
+
+def lockstep_bytes(rows: Sequence[RowPrefill]) -> int | None:
+    """Return what putting rows together or apart takes meanwhile; None when they do not match."""
+    if (lockstep := rows[0].lockstep) is not None and all(one.lockstep is lockstep for one in rows):
+        return lockstep.widest_layer_bytes
+    caches = [row.cache for row in rows]
+    return widest_layer_bytes(caches) if can_stack(caches) else None

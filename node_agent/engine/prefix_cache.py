@@ -221,11 +221,11 @@ class RowPrefix:
             )
         )
 
-    def note_fed(self, caches: Caches, fed_tokens: int) -> None:
-        """Store the blocks that ended with what was fed."""
+    def note_fed(self, view: Callable[[], Caches], fed_tokens: int) -> None:
+        """Store the blocks that ended with what was fed. `view` gives the row's cache."""
         wanted = self._wanted()
         while wanted and wanted[0].end_tokens <= fed_tokens:
-            self._capture(self._chain, caches, wanted.pop(0))
+            self._capture(self._chain, view(), wanted.pop(0))
 
     def is_due(self, held_tokens: int) -> bool:
         """Return whether a row that decodes has just filled a block."""

@@ -4,6 +4,7 @@ Plain values only, so the scheduler is tested without MLX. `batch.py` runs rows 
 `serial.py` one at a time for models whose caches cannot be merged; `meter.py` is the memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,6 +132,17 @@ class RowRunner(Protocol):
         """Return the prompt of a row that has not joined yet."""
         ...
 
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:
+        """Return what feeding these rows together takes besides their chunks.
+
+        None when they cannot be: they do not stand at the same token, or their caches differ.
+        """
+        ...
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Feed each of these rows its next chunk, none of them its last token, in one pass."""
+        ...
+
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what `join` would take."""
         ...
@@ -138,19 +150,20 @@ class RowRunner(Protocol):
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Decode a row from now on, with others or in its own batch.
 
-        Its last token is fed if it is not fed yet; the step says whether.
+        Its last token is fed with the next step of `decode` if it is not fed yet; the returned
+        step says whether.
         """
         ...
 
     def first_tokens(self) -> tuple[TokenStep, ...]:
-        """Return first tokens that are known already; `decode` does not return them again.
-
-        Decoding a row begins with the forward pass for its second token.
-        """
+        """Return first tokens that are known already; `decode` does not return them again."""
         ...
 
     def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of each row that has joined."""
+        """Decode one token of each row that has joined.
+
+        A row that has just joined without its last token is fed it here.
+        """
         ...
 
 

@@ -178,9 +178,9 @@ class Scheduler:
         if not self._gatekeeper.limits.prefill_turn:
             return
         while len(self._by_id) < self._runner.max_rows:
-            waiting = self._waiting.next_row(
-                self._line.prefilling, self._runner.chunk_tokens, idle=not self._by_id
-            )
+            decoding_rows = len(self._by_id) - len(self._line)
+            beside = self._line.beside(decoding_rows)
+            waiting = self._waiting.next_row(beside, idle=not self._by_id)
             if waiting is None:
                 return
             if not self._sharing.admits(waiting):

@@ -4,6 +4,7 @@ Owns one row's cache at a time. Same steps and results as `batch.py`, so the sch
 know the difference; the rest of the requests wait their turn.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -79,6 +80,14 @@ class SerialRunner:
     def prompt(self, uid: int) -> RowPrefill:
         """Return the row's prompt."""
         return self._rows[uid].prefill
+
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:  # noqa: ARG002 - there is one row
+        """Return None: one row is fed at a time."""
+        return None
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        """Feed the only row."""
+        return tuple(self._rows[uid].prefill.feed(uid, chunk_tokens) for uid in uids)
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:  # noqa: ARG002 - always apart
         """Return what decoding takes: the widest layer may have to grow."""

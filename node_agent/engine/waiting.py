@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from node_agent.engine.gatekeeper import Tries
+from node_agent.engine.lockstep import NOBODY, Prefilling, Reach, can_walk_together
 from node_agent.engine.messages import Generate
 
 MAX_PREFILLING_ROWS = 8
@@ -40,25 +41,32 @@ def find_fault(command: Generate, vocab_size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilling:
-    """A prompt that is being fed, or may be. Units: tokens."""
+class Beside:
+    """What is being fed now, a chunk's width, and who may walk together."""
 
-    tokens: int
-    priority: int = 0
+    rows: Sequence[Prefilling] = ()
+    chunk_tokens: int = 0
+    reach: Reach = NOBODY
 
 
-def can_admit(prompt: Prefilling, others: Sequence[Prefilling], chunk_tokens: int) -> bool:
+def can_admit(prompt: Prefilling, beside: Beside) -> bool:
     """Return whether one more prompt may be fed beside those being fed now. Pure.
 
     Short prompts (one chunk or less) slip in beside a long one, so they need not wait for
     its end; long ones of one priority go one after another, because sharing the chunk between
-    them would only make all of them late. One of a higher priority makes them stand still.
+    them would only make all of them late, unless they walk together. One of a higher priority
+    makes them stand still.
     """
-    if len(others) >= MAX_PREFILLING_ROWS:
+    if len(beside.rows) >= MAX_PREFILLING_ROWS:
         return False
-    if prompt.tokens <= chunk_tokens:
+    if prompt.tokens <= beside.chunk_tokens:
         return True
-    return all(one.tokens <= chunk_tokens or one.priority < prompt.priority for one in others)
+    long = [
+        one
+        for one in beside.rows
+        if one.tokens > beside.chunk_tokens and one.priority >= prompt.priority
+    ]
+    return not long or can_walk_together([*long, prompt], beside.reach)
 
 
 class WaitingLine:
@@ -100,9 +108,7 @@ class WaitingLine:
                 return row
         return None
 
-    def next_row(
-        self, prefilling: Sequence[Prefilling], chunk_tokens: int, *, idle: bool
-    ) -> WaitingRow | None:
+    def next_row(self, beside: Beside, *, idle: bool) -> WaitingRow | None:
         """Take out the first request that may be fed beside those being fed now.
 
         `idle` says that nothing runs, so a requeued request has nothing left to wait for.
@@ -111,17 +117,17 @@ class WaitingLine:
         blocked = False
         for row in self._rows:
             need_tokens = len(row.command.prompt) - row.cached_tokens
-            prompt = Prefilling(need_tokens, row.command.priority)
-            short = prompt.tokens <= chunk_tokens
+            prompt = Prefilling(need_tokens, row.command.priority, row.cached_tokens)
+            short = prompt.tokens <= beside.chunk_tokens
             if row.requeued and row.retry_at_ends > self._ends and not idle:
                 blocked = True
                 continue
             if blocked and not short:
                 continue
-            if can_admit(prompt, prefilling, chunk_tokens):
+            if can_admit(prompt, beside):
                 self._rows.remove(row)
                 return row
-            if len(prefilling) >= MAX_PREFILLING_ROWS:
+            if len(beside.rows) >= MAX_PREFILLING_ROWS:
                 return None
         return None
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from manifests.advice import estimate_need, plan_fit
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import PrefillCase, estimate_prefill
+from manifests.estimate import PrefillCase
 from manifests.guard import MemoryGuardSpec
+from manifests.preflight import FitWithin, clip_need, judge_load, judge_prefill
 from node_agent.host.base import HostMemory
-from node_agent.memory.advice import plan_fit
 from node_agent.memory.base import AdmissionRequest, Reservation
 from node_agent.memory.books import MemoryBooks
-from node_agent.memory.learning import scale_transient
 from node_agent.memory.line import (
     Demand,
     DemandKind,
@@ -27,12 +27,6 @@ from node_agent.memory.line import (
     Waiter,
     WaitingLine,
     refuse_turn,
-)
-from node_agent.memory.preflight import (
-    FitWithin,
-    clip_need,
-    judge_load,
-    judge_prefill,
 )
 from node_agent.memory.reading import EngineUse
 from node_agent.memory.room_plan import RoomPlan
@@ -139,14 +133,10 @@ class Arbiter(MemoryBooks):
             chunk_tokens=request.chunk_tokens,
             rows=request.rows,
         )
-        estimate = estimate_prefill(request.shape, case, fused=self.fused)
-        scratch_bytes = estimate.scores_bytes + estimate.activations_bytes
         ratio = self.lessons.of(request.engine).ratio
+        need = estimate_need(request.shape, case, fused=self.fused, transient_ratio=ratio)
         demand = Demand(
-            DemandKind.PREFILL,
-            request.engine,
-            scale_transient(estimate.peak_bytes, scratch_bytes, ratio),
-            least_bytes=estimate.peak_bytes,
+            DemandKind.PREFILL, request.engine, need.need_bytes, least_bytes=need.least_bytes
         )
         answer = await self._await(demand, wait_seconds)
         if not isinstance(answer, Refusal) or answer.code is not Code.PREFILL_MEMORY_EXCEEDED:

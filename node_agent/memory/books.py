@@ -10,9 +10,10 @@ from functools import partial
 
 from manifests.guard import MemoryGuardSpec
 from manifests.node import Ceilings, PressureLevel
+from manifests.preflight import Standing
 from node_agent.host.base import HostMemory
-from node_agent.memory.advice import plan_knobs
 from node_agent.memory.budget import EngineStanding
+from node_agent.memory.knobs import plan_knobs
 from node_agent.memory.learning import Lessons
 from node_agent.memory.ledger import Ledger
 from node_agent.memory.limits import (
@@ -21,7 +22,6 @@ from node_agent.memory.limits import (
     compute_ceilings,
     compute_watermarks,
 )
-from node_agent.memory.preflight import Standing
 from node_agent.memory.reading import EngineUse, MemoryReading, next_reading
 
 

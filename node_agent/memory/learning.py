@@ -47,11 +47,6 @@ def learn(before: Learned, predicted_bytes: int, actual_bytes: int) -> Learned:
     return Learned(min(MOST_RATIO, max(1.0, ratio)), greatest, before.chunks + 1)
 
 
-def scale_transient(peak_bytes: int, transient_bytes: int, ratio: float) -> int:
-    """Return a request's need with its transient scaled; what is held is exact and is not."""
-    return peak_bytes + int(transient_bytes * (ratio - 1.0))
-
-
 class Lessons:
     """What each engine's prefills have taught."""
 

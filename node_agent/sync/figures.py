@@ -10,10 +10,12 @@ from manifests.estimate import (
     estimate_bytes_per_token,
     estimate_prefill,
     estimate_tokens_that_fit,
+    scale_transient,
 )
+from manifests.wire.room import EngineRoom
 from node_agent.memory.arbiter import Arbiter
-from node_agent.memory.learning import scale_transient
 from node_agent.pool.base import EngineView
+from node_agent.serving.limits import DEFAULT_MAX_TOKENS
 from node_agent.sync.cache_figures import describe_engine_cache
 from node_agent.sync.plan import EngineFigures
 
@@ -48,6 +50,42 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         tokens_fit_ever=ever_tokens,
         cache=describe_engine_cache(view),
     )
+
+
+def observe_room(arbiter: Arbiter, view: EngineView, givable_bytes: int = 0) -> EngineRoom | None:
+    """Return what an engine's requests are judged by; None where nothing is judged yet.
+
+    `givable_bytes` is what the node could free for it.
+    """
+    if view.files is None or not arbiter.enforced or arbiter.watermarks() is None:
+        return None
+    name, spec = view.want.name, view.want.spec
+    standing = arbiter.standing(name)
+    # A load that goes on holds a part of them already.
+    absent = max(0, view.files.weights_bytes - standing.engine_idle_bytes)
+    return EngineRoom(
+        tier=standing.tier,
+        ceilings=standing.ceilings,
+        used_bytes=standing.used_bytes,
+        reserved_bytes=standing.reserved_bytes,
+        engine_idle_bytes=standing.engine_idle_bytes,
+        all_idle_bytes=standing.all_idle_bytes,
+        margin_bytes=standing.margin_bytes,
+        alone=standing.alone,
+        fused=arbiter.fused,
+        chunk_tokens=find_chunk_tokens(view),
+        transient_ratio=arbiter.lessons.of(name).ratio,
+        absent_bytes=0 if view.loaded is not None else absent,
+        default_output_tokens=spec.sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        givable_bytes=givable_bytes,
+        knobs=standing.find_knobs(),
+    )
+
+
+def find_chunk_tokens(view: EngineView) -> int:
+    """Return the chunk that a request of this engine is judged by."""
+    loaded = 0 if view.loaded is None else view.loaded.chunk_tokens
+    return loaded or view.want.spec.prefill.chunk_tokens or DEFAULT_CHUNK_TOKENS
 
 
 def find_fitting_tokens(

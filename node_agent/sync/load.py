@@ -3,13 +3,15 @@
 Builds a `LoadReport` from the pool and the arbiter on demand; streams nothing itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from manifests.engine import EnginePhase
 from manifests.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
 from node_agent.memory.arbiter import Arbiter
 from node_agent.pool.base import EngineView, Pool
-from node_agent.sync.figures import observe_figures
+from node_agent.pool.cache_side import CacheTally
+from node_agent.sync.figures import observe_figures, observe_room
 
 
 class LoadSource:
@@ -41,7 +43,7 @@ class LoadSource:
     def report(self) -> LoadReport:
         """Return the figures of this moment. Mutates: the sequence number."""
         self._sequence += 1
-        state = self._arbiter.state()
+        state, views = self._arbiter.state(), self._pool.views()
         return LoadReport(
             node=self._node,
             instance=self._instance,
@@ -52,10 +54,10 @@ class LoadSource:
             used_bytes=state.used_bytes,
             reserved_bytes=state.reserved_bytes,
             headroom_bytes=state.headroom_bytes,
-            engines=tuple(self._engine(view) for view in self._pool.views()),
+            engines=tuple(self._engine(view, views) for view in views),
         )
 
-    def _engine(self, view: EngineView) -> EngineLoad:
+    def _engine(self, view: EngineView, views: Sequence[EngineView]) -> EngineLoad:
         spec, figures = view.want.spec, observe_figures(self._arbiter, view)
         began = view.cache.began
         return EngineLoad(
@@ -79,4 +81,29 @@ class LoadSource:
             fingerprint="" if view.files is None else view.files.fingerprint,
             cache_fingerprint="" if view.loaded is None else view.loaded.cache_fingerprint,
             block_tokens=0 if began is None else began.settings.block_tokens,
+            restore_tokens_per_second=_restore_rate(view.cache.tally),
+            room=observe_room(self._arbiter, view, self._givable_bytes(view, views)),
+            shape=None if view.files is None else view.files.shape,
         )
+
+    def _givable_bytes(self, view: EngineView, views: Sequence[EngineView]) -> int:
+        """Return what the node may free for one engine's request: hot caches, idle engines."""
+        idle = (
+            self._arbiter.engine_footprint_bytes(item.want.name)
+            if _is_idle(item) and item.want.name != view.want.name
+            else item.cache.hot_used_bytes
+            for item in views
+        )
+        return sum(idle)
+
+
+def _is_idle(view: EngineView) -> bool:
+    unused = view.idle_seconds is not None and not view.leases
+    return view.phase is EnginePhase.READY and unused and not view.want.spec.keep.pinned
+
+
+def _restore_rate(tally: CacheTally) -> float:
+    """Return how many cached tokens a second were restored, 0 before the first."""
+    if tally.restore_seconds <= 0:
+        return 0.0
+    return round((tally.hot_tokens + tally.ssd_tokens) / tally.restore_seconds, 1)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manifests.advice import Shortage, describe_advice
 from manifests.errors import Retryable
 from manifests.guard import MemoryGuardSpec, Tier
 from manifests.node import CeilingName, Ceilings
 from manifests.units import GIB, MIB, parse_quantity
 from node_agent.host.base import HostMemory
-from node_agent.memory.advice import Shortage, describe_advice, plan_knobs
+from node_agent.memory.knobs import plan_knobs
 from node_agent.memory.limits import compute_ceilings
 from node_agent.memory.reading import EngineHistory, MemoryReading
 

@@ -4,6 +4,7 @@ A token of KV costs `kv_bytes`, a chunk also takes `scratch_bytes` for each of i
 runs. The memory remembers the highest it ever held, so a test can compare that with a budget.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manifests.estimate import LayerGroup, LayerKind, ModelShape
@@ -34,7 +35,8 @@ FORECAST = Forecast(SHAPE, fused=False)
 class CountingRunner:
     """Feeds as asked, then gives token 100, 101, ... of each row.
 
-    A chunk says that it took `token_seconds` for each of its tokens.
+    A chunk says that it took `token_seconds` for each of its tokens. Rows walk together when
+    `moved_bytes` is set.
     """
 
     max_rows: int = 4
@@ -52,6 +54,8 @@ class CountingRunner:
     stored: dict[int, int] = field(default_factory=dict)
     restore_token_bytes: int = 64
     restore_pieces: int = 1
+    moved_bytes: int | None = None
+    passes: list[tuple[str, ...]] = field(default_factory=list)
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
@@ -78,6 +82,14 @@ class CountingRunner:
         self.chunks.append((self.rows[uid].request_id, chunk_tokens))
         seconds = chunk_tokens * self.token_seconds
         return PrefillStep(uid, self.fed[uid], len(self.rows[uid].prompt), chunk_tokens, seconds)
+
+    def lockstep_bytes(self, uids: Sequence[int]) -> int | None:
+        assert len({self.fed[uid] for uid in uids}) == 1
+        return self.moved_bytes
+
+    def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
+        self.passes.append(tuple(self.rows[uid].request_id for uid in uids))
+        return tuple(self.feed(uid, chunk_tokens) for uid in uids)
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         return JoinCost(added_bytes=0 if apart else self.padding_bytes)

@@ -2,10 +2,16 @@
 
 import pytest
 
-from node_agent.engine.messages import Finished, Generate, SamplingParams
+from node_agent.engine.messages import (
+    Finished,
+    Generate,
+    PrefillProgress,
+    SamplingParams,
+    Tokens,
+)
 from tests.support.mlx_engine import bare_engine
 from tests.support.pools import ending, greedy, token_ids
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import NAMES, tiny_model
 
 pytestmark = pytest.mark.processes
 
@@ -116,3 +122,28 @@ def test_stop_tokens_end_a_row_uncounted_even_on_the_last_token_allowed():
         assert (tokens, end.reason, end.completion_tokens) == (free[:at], "length", at)
         tokens, end = run("ignored", 8, ignore_eos=True)
         assert (tokens, end.reason) == (free, "length")
+
+
+@pytest.mark.parametrize("name", [one for one in NAMES if one != "llama4"])
+def test_prompts_that_walk_together_say_what_each_says_alone(name):
+    """All kinds of caches; the prompts end apart, and windows turn on the way."""
+    prompts = [[(at * (7 + seed)) % 90 + 5 for at in range(190 + 9 * seed)] for seed in range(4)]
+    with bare_engine(tiny_model(name), chunk_tokens=48) as engine:
+        alone = [
+            token_ids(engine.run(greedy(f"alone-{i}", prompt, 10))[f"alone-{i}"])
+            for i, prompt in enumerate(prompts)
+        ]
+        engine.send(*(greedy(f"row-{i}", prompt, 10) for i, prompt in enumerate(prompts)))
+        said: dict[str, list[int]] = {}
+        fed_after_speech = 0
+        ends = 0
+        for event in engine.events:
+            if isinstance(event, Tokens):
+                said.setdefault(event.request_id, []).extend(event.ids)
+            fed_after_speech += bool(said) and isinstance(event, PrefillProgress)
+            ends += isinstance(event, Finished)
+            if ends == len(prompts):
+                break
+        assert [said[f"row-{i}"] for i in range(len(prompts))] == alone
+        # Nobody spoke before all were through: they did walk together.
+        assert fed_after_speech == 0

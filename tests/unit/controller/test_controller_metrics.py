@@ -94,3 +94,17 @@ async def test_the_page_speaks_the_scrapers_format(
     await page({"type": "http", "headers": [(b"accept", accept)]}, receive, send)  # type: ignore[arg-type]
     headers = dict(sent[0]["headers"])  # type: ignore[call-overload]
     assert headers[b"content-type"].startswith(content_type)
+
+
+def test_each_stage_has_its_seconds_and_the_line_its_depth(registry: CollectorRegistry) -> None:
+    stages = GatewayMetrics(registry).stages
+    stages.observe("queue", "served", 2.0)
+    stages.set_depth(3)
+    stages.count_decision("fits")
+    stages.count_refusal("too_large")
+    labels = {"stage": "queue", "outcome": "served"}
+    read = registry.get_sample_value
+    assert read("mlxfleet_gateway_stage_seconds_sum", labels) == 2.0
+    assert read("mlxfleet_gateway_queue_depth") == 3
+    assert read("mlxfleet_gateway_decisions_total", {"reason": "fits"}) == 1
+    assert read("mlxfleet_gateway_refusals_total", {"reason": "too_large"}) == 1

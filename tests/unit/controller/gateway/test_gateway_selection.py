@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
+from controller.gateway.demand import Demand, Hold
 from controller.gateway.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
-from controller.gateway.filters import Demand, Hold, filter_fitting, find_roomiest
+from controller.gateway.filters import find_roomiest
+from controller.gateway.fit import plan_fit
 from controller.gateway.picker import pick
-from controller.gateway.reservations import Reservations, Reserved, plan_hold
-from controller.gateway.scorers import Scored, estimate_seconds, load_of, score_endpoints
-from controller.gateway.selection import Circumstances, select_endpoint
+from controller.gateway.reservations import Amount, Reservations, Reserved, plan_hold
+from controller.gateway.scorers import (
+    FRESH_SECONDS,
+    Parts,
+    Scored,
+    count_requests,
+    score_endpoints,
+    trust_ratio,
+)
+from controller.gateway.selection import Circumstances, Outcome, decide
 from manifests.engine import EnginePhase
 from manifests.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
@@ -42,7 +51,7 @@ def endpoint(node: str, **changes: Any) -> EndpointView:
 
 
 def chosen(*endpoints: EndpointView, demand: Demand = SMALL, **around: Any) -> str | None:
-    found = select_endpoint(endpoints, demand, Circumstances(**{"holds": {}, **around}), 0.0)
+    found = decide(endpoints, demand, Circumstances(**around), 0.0).winner
     return None if found is None else found.key.node
 
 
@@ -69,11 +78,16 @@ def test_memory_context_and_queue_decide_what_fits() -> None:
     assert chosen(endpoint("a", running=4, waiting=4), endpoint("b", waiting=1)) == "b"
 
 
+def test_when_every_place_is_taken_the_request_waits_here() -> None:
+    full = [endpoint("a", running=4, waiting=4), endpoint("b", running=8)]
+    assert decide(full, SMALL, Circumstances(), 0.0).outcome is Outcome.WAIT
+
+
 def test_our_own_unreported_requests_take_room() -> None:
     tight = endpoint("a", tokens_fit_now=300)
     hold = Hold(requests=1, unseen_requests=1, unseen_tokens=150)
-    assert filter_fitting([tight], SMALL, {}) == (tight,)
-    assert filter_fitting([tight], SMALL, {tight.key: hold}) == ()
+    assert plan_fit(tight, SMALL).fits_now
+    assert not plan_fit(tight, SMALL, hold).fits_now
 
 
 def test_what_fits_nowhere_by_estimate_goes_to_the_roomiest() -> None:
@@ -91,10 +105,45 @@ def test_a_faster_or_idler_endpoint_is_chosen_by_seconds() -> None:
     assert chosen(endpoint("a", running=3), endpoint("b", running=1)) == "b"
 
 
-def test_estimates_are_in_seconds_and_grow_with_the_load() -> None:
-    alone = estimate_seconds(SMALL, load=0, prefill_rate=100, decode_rate=10)
-    assert alone == 11.0
-    assert estimate_seconds(SMALL, load=3, prefill_rate=100, decode_rate=10) == 44.0
+def parts(
+    item: EndpointView, hold: Hold | None = None, now: float = 10.0, cached: int = 0
+) -> Parts:
+    holds = {} if hold is None else {item.key: hold}
+    (scored,) = score_endpoints([item], SMALL, holds, cached={item.key: cached}, now_seconds=now)
+    return scored.parts
+
+
+def test_an_idle_engine_costs_its_prefill_and_what_is_cached_costs_less() -> None:
+    assert parts(endpoint("a")) == Parts(prefill=1.0)
+    warm = parts(endpoint("a", restore_tokens_per_second=450.0), cached=90)
+    assert (warm.prefill, warm.restore) == (0.1, 0.2)
+    # The last token is always computed.
+    assert parts(endpoint("a"), cached=100).prefill == 0.01
+
+
+def test_prompts_ahead_and_a_full_batch_are_a_queue_and_neighbours_slow_the_decode() -> None:
+    assert parts(endpoint("a", waiting=2)).queue == 2.0
+    assert parts(endpoint("a", running=4)).queue == 2.5
+    assert parts(endpoint("a", running=2)).decode == 5.0
+
+
+def test_what_we_sent_is_ahead_until_it_must_be_computed() -> None:
+    hold = Hold(requests=2, feeding=((300, 10.0), (100, 10.5)))
+    assert parts(endpoint("a", running=2), hold, now=11.0).queue == 3.0
+    assert parts(endpoint("a", running=2), hold, now=99.0).queue == 0.0
+
+
+def test_a_node_that_panicked_or_must_wake_its_engine_costs_more() -> None:
+    assert parts(endpoint("a", wakes=True, load_seconds=7.0)).wake == 7.0
+
+
+def test_an_old_report_fades_towards_what_we_have_there_ourselves() -> None:
+    busy = endpoint("a", running=4, waiting=4)
+    assert trust_ratio(FRESH_SECONDS) == 1.0
+    assert count_requests(busy, Hold(requests=1), 0.0) == 8.0
+    faded = [count_requests(busy, Hold(requests=1), age) for age in (2.0, 4.0, 60.0)]
+    assert faded == sorted(faded, reverse=True)
+    assert faded[-1] == pytest.approx(1.0)
 
 
 def test_an_unmeasured_endpoint_is_taken_to_be_as_fast_as_the_fastest() -> None:
@@ -106,16 +155,30 @@ def test_an_unmeasured_endpoint_is_taken_to_be_as_fast_as_the_fastest() -> None:
 
 def test_the_load_is_never_less_than_our_own_requests() -> None:
     item = endpoint("a", running=1, waiting=1)
-    assert load_of(item, {}) == 2
-    assert load_of(item, {item.key: Hold(requests=5)}) == 5
-    assert load_of(item, {item.key: Hold(requests=1, unseen_requests=1)}) == 3
+    assert count_requests(item, Hold()) == 2
+    assert count_requests(item, Hold(requests=5)) == 5
+    assert count_requests(item, Hold(requests=1, unseen_requests=1)) == 3
 
 
 def test_near_ties_are_shared_and_clear_winners_are_not() -> None:
-    ties = [Scored(endpoint("a"), 10.0), Scored(endpoint("b"), 10.5), Scored(endpoint("c"), 20.0)]
-    draws = {pick(ties, draw).key.node for draw in (0.0, 0.49, 0.51, 0.999)}  # type: ignore[union-attr]
-    assert draws == {"a", "b"}
+    ties = [
+        Scored(endpoint(name), Parts(prefill=seconds))
+        for name, seconds in (("a", 10.0), ("b", 10.5), ("c", 20.0))
+    ]
+    assert picked(ties) == {"a", "b"}
     assert pick([], 0.5) is None
+
+
+def picked(ties: list[Scored], **used: float) -> set[str]:
+    last = {EndpointKey(node, f"m-{node}"): when for node, when in used.items()}
+    found = [pick(ties, draw, last) for draw in (0.0, 0.49, 0.51, 0.999)]
+    return {item.endpoint.key.node for item in found if item is not None}
+
+
+def test_of_equals_the_one_used_longest_ago_goes_next() -> None:
+    ties = [Scored(endpoint(name), Parts(prefill=1.0)) for name in "abc"]
+    assert picked(ties, a=5.0, b=4.0) == {"c"}
+    assert picked(ties, a=5.0, b=4.0, c=6.0) == {"b"}
 
 
 def test_equal_idle_nodes_share_short_requests() -> None:
@@ -123,7 +186,7 @@ def test_equal_idle_nodes_share_short_requests() -> None:
     rng = random.Random(7)
     counts: Counter[str] = Counter()
     for _ in range(200):
-        found = select_endpoint(nodes, SMALL, Circumstances({}), rng.random())
+        found = decide(nodes, SMALL, Circumstances(), rng.random()).winner
         assert found is not None
         counts[found.key.node] += 1
     assert len(counts) == 4
@@ -136,32 +199,43 @@ def test_a_burst_before_any_report_spreads_by_our_own_reservations() -> None:
     held: list[Any] = []
     counts: Counter[str] = Counter()
     for _ in range(6):
-        around = Circumstances(reservations.holds(nodes))
-        found = select_endpoint(nodes, SMALL, around, rng.random())
+        around = Circumstances(reservations.holds(nodes), now_seconds=11.0)
+        found = decide(nodes, SMALL, around, rng.random()).winner
         assert found is not None
         counts[found.key.node] += 1
-        hold = reservations.reserve(found.key, SMALL.total_tokens, now=11.0)
-        hold.__enter__()
+        hold = reservations.reserve(found.key, Amount(SMALL.total_tokens, 100), now=11.0)
         held.append(hold)
     assert counts["fast"] > counts["slow"] >= 1
     assert reservations.total == 6
     for hold in held:
-        hold.__exit__(None, None, None)
+        hold.release()
+        hold.release()
     assert reservations.total == 0
     assert reservations.holds(nodes) == {}
 
 
 def test_a_reservation_counts_in_tokens_until_a_later_report_must_hold_it() -> None:
-    reserved = [Reserved(100, since_seconds=1.0), Reserved(200, since_seconds=3.0)]
-    assert plan_hold(reserved, counted_until_seconds=2.0) == Hold(2, 1, 200)
-    assert plan_hold(reserved, counted_until_seconds=9.0) == Hold(2, 0, 0)
+    reserved = [Reserved(Amount(100, 80, 7), 1.0), Reserved(Amount(200, 150, 9), 3.0)]
+    feeding = ((80, 1.0), (150, 3.0))
+    assert plan_hold(reserved, 2.0) == Hold(2, 1, 200, 9, feeding)
+    assert plan_hold(reserved, 9.0) == Hold(2, 0, 0, 0, feeding)
+
+
+def test_bytes_held_on_one_engine_are_gone_for_the_other_engines_of_its_node() -> None:
+    mine, twin, other = endpoint("a"), endpoint("a", key=EndpointKey("a", "x")), endpoint("b")
+    reservations = Reservations(settle_seconds=0.5)
+    reservations.reserve(mine.key, Amount(1, 1, 77), now=11.0)
+    holds = reservations.holds([mine, twin, other])
+    assert holds[mine.key].requests == 1
+    assert (holds[twin.key].requests, holds[twin.key].unseen_bytes) == (0, 77)
+    assert other.key not in holds
 
 
 def test_a_reservation_is_released_when_its_request_fails() -> None:
     reservations = Reservations(settle_seconds=0.5)
     with (
         pytest.raises(ConnectionError),
-        reservations.reserve(EndpointKey("a", "m-a"), 5, now=0.0),
+        reservations.reserve(EndpointKey("a", "m-a"), Amount(5), now=0.0),
     ):
         raise ConnectionError
     assert reservations.total == 0

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from controller.gateway.catalog import FleetView, list_models, plan_names
+from controller.gateway.demand import Demand
 from controller.gateway.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
-from controller.gateway.filters import Demand
 from controller.gateway.refusals import plan_candidates
 from controller.gateway.scorers import estimate_wake_seconds
-from controller.gateway.selection import Circumstances, select_endpoint
+from controller.gateway.selection import Circumstances, decide
 from manifests.engine import EnginePhase
 from manifests.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
@@ -52,7 +52,7 @@ def unloaded(node: str, **changes: Any) -> EndpointView:
 
 
 def chosen(*endpoints: EndpointView, demand: Demand = SMALL, **around: Any) -> str | None:
-    found = select_endpoint(endpoints, demand, Circumstances(**{"holds": {}, **around}), 0.0)
+    found = decide(endpoints, demand, Circumstances(**around), 0.0).winner
     return None if found is None else found.key.node
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from manifests.errors import Code, Retryable
+from node_agent.engine.lockstep import Prefilling
 from node_agent.engine.messages import (
     Abort,
     ChunkMeasured,
@@ -14,7 +15,7 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.waiting import MAX_PREFILLING_ROWS, Prefilling, can_admit, find_fault
+from node_agent.engine.waiting import MAX_PREFILLING_ROWS, Beside, can_admit, find_fault
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 
@@ -87,7 +88,7 @@ def test_short_prompts_pass_a_long_one_and_long_ones_take_turns():
 )
 def test_admission_beside_what_is_being_fed(prompt, prefilling, admitted):
     others = [Prefilling(tokens) for tokens in prefilling]
-    assert can_admit(Prefilling(prompt), others, chunk_tokens=64) is admitted
+    assert can_admit(Prefilling(prompt), Beside(others, 64)) is admitted
 
 
 def test_cancel_ends_running_and_waiting_rows_and_ignores_strangers():

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from manifests.errors import Code
+from node_agent.engine.chunking import STRETCH
+from node_agent.engine.lockstep import Prefilling
 from node_agent.engine.messages import Event, Failed, Finished, Generate, Limits, Tokens
-from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, STRETCH
+from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS
 from node_agent.engine.rows import PrefillStep, TokenStep
 from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.waiting import Prefilling, WaitingLine, can_admit
+from node_agent.engine.waiting import Beside, WaitingLine, can_admit
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 
@@ -137,9 +139,9 @@ def test_a_long_prompt_of_higher_priority_makes_a_lower_one_stand_still():
 
 
 def test_a_lower_priority_is_not_admitted_beside_a_long_prompt_of_a_higher_one():
-    assert can_admit(Prefilling(900, 1), [Prefilling(900, 0)], 64)
-    assert not can_admit(Prefilling(900, 0), [Prefilling(900, 1)], 64)
-    assert not can_admit(Prefilling(900, 1), [Prefilling(900, 1)], 64)
+    assert can_admit(Prefilling(900, 1), Beside([Prefilling(900, 0)], 64))
+    assert not can_admit(Prefilling(900, 0), Beside([Prefilling(900, 1)], 64))
+    assert not can_admit(Prefilling(900, 1), Beside([Prefilling(900, 1)], 64))
 
 
 def test_a_requeued_row_stands_before_its_equals_and_behind_higher_ones():

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manifests.estimate import scale_transient
 from manifests.units import MIB
 from node_agent.memory.budget import (
     SLICE_SECONDS,
@@ -14,7 +15,7 @@ from node_agent.memory.budget import (
     plan_limits,
     plan_turns,
 )
-from node_agent.memory.learning import MOST_RATIO, Learned, learn, scale_transient
+from node_agent.memory.learning import MOST_RATIO, Learned, learn
 
 GREAT = 10**12
 

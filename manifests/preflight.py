@@ -1,15 +1,16 @@
 """The verdict on one demand for memory, before anything is allocated or answered.
 
-Pure: figures in, None or a refusal out. Called by the arbiter. Units: bytes.
+Pure: figures in, None or a refusal out. Called by a node's arbiter, which has the last word, and by
+the gateway, which asks the same of every node's report before it sends. Units: bytes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from manifests.advice import Fit, Knobs, Shortage, describe_advice, describe_comparison
 from manifests.errors import Code, Refusal, Retryable
 from manifests.guard import Tier
 from manifests.node import CeilingName, Ceilings
-from node_agent.memory.advice import Fit, Knobs, Shortage, describe_advice, describe_comparison
 
 RETRY_AFTER_SECONDS = 2
 

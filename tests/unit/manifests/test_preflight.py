@@ -2,11 +2,11 @@
 
 import pytest
 
+from manifests.advice import Knobs
 from manifests.errors import Code, Refusal, Retryable
 from manifests.guard import Tier
 from manifests.node import CeilingName, Ceilings
-from node_agent.memory.advice import Knobs
-from node_agent.memory.preflight import Standing, judge_load, judge_prefill
+from manifests.preflight import Standing, judge_load, judge_prefill
 
 
 def standing(
@@ -34,7 +34,7 @@ def standing(
         binding=binding,
     )
     tier = Tier.CUSTOM if custom else Tier.AGGRESSIVE
-    knobs = Knobs(tier, ceilings, apps_closed_bytes=200)
+    knobs = Knobs(tier=tier, ceilings=ceilings, apps_closed_bytes=200)
     return Standing(ceilings, used, reserved, idle, all_idle, tier, lambda: knobs, margin)
 
 

@@ -1,28 +1,23 @@
 """What a person can do about a refusal: which knob helps, how far, and what fits as it is.
 
-Pure text tables over figures. A knob is named only when turning it is enough by itself, which
-is found by computing the ceilings it would give; when none is, the words say so. Called by
-preflight. Units: bytes, tokens.
+Pure text tables over figures. A knob is named only when turning it is enough by itself, by the
+ceilings that a node has computed for it; when none is, the words say so. Called by preflight.
+Units: bytes, tokens.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from manifests.errors import Retryable
-from manifests.estimate import ModelShape, PrefillCase, estimate_prefill
-from manifests.guard import MemoryGuardSpec, Tier
+from manifests.estimate import ModelShape, PrefillCase, estimate_prefill, scale_transient
+from manifests.guard import Tier
+from manifests.meta import Reported
 from manifests.node import CeilingName, Ceilings
 from manifests.units import GIB, MIB, format_bytes
-from node_agent.memory.learning import scale_transient
-from node_agent.memory.limits import compute_ceilings
-from node_agent.memory.reading import MemoryReading
-
-_CAREFUL_FIRST = (Tier.SAFE, Tier.BALANCED, Tier.AGGRESSIVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Knobs:
+class Knobs(Reported):
     """What could be turned on a node: its tier now, and the ceilings each easier tier gives.
 
     `apps_closed_bytes` is what the dynamic ceiling would be without other apps.
@@ -67,24 +62,22 @@ class Shortage:
         return max(0, self.need_bytes - self.limit_bytes)
 
 
-def plan_knobs(reading: MemoryReading, guard: MemoryGuardSpec) -> Knobs:
-    """Return what could be turned; a tier's figure that the guard overrides stays overridden."""
-    easier: tuple[tuple[Tier, Ceilings], ...] = ()
-    if guard.tier in _CAREFUL_FIRST:
-        later = _CAREFUL_FIRST[_CAREFUL_FIRST.index(guard.tier) + 1 :]
-        easier = tuple(
-            (tier, compute_ceilings(reading, guard.model_copy(update={"tier": tier})))
-            for tier in later
-        )
-    host = reading.host
-    closed = replace(host, free_bytes=host.free_bytes + host.active_bytes, active_bytes=0)
-    return Knobs(
-        tier=guard.tier,
-        ceilings=compute_ceilings(reading, guard),
-        apps_closed_bytes=compute_ceilings(replace(reading, host=closed), guard).dynamic_bytes,
-        easier=easier,
-        ceiling_ratio=host.ceiling_ratio,
-    )
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What to promise a request: `need_bytes` with what was learned, `least_bytes` without."""
+
+    need_bytes: int
+    least_bytes: int
+
+
+def estimate_need(
+    shape: ModelShape, case: PrefillCase, *, fused: bool, transient_ratio: float
+) -> Need:
+    """Return what a request needs, its transient scaled by what was learned."""
+    estimate = estimate_prefill(shape, case, fused=fused)
+    transient_bytes = estimate.scores_bytes + estimate.activations_bytes
+    scaled_bytes = scale_transient(estimate.peak_bytes, transient_bytes, transient_ratio)
+    return Need(scaled_bytes, estimate.peak_bytes)
 
 
 def plan_fit(
@@ -102,18 +95,17 @@ def plan_fit(
 
     def longest(of: PrefillCase) -> int:
         return _longest_tokens(
-            lambda shorter: estimate_need(shape, shorter, fused, transient_ratio), of, limit_bytes
+            lambda shorter: (
+                estimate_need(
+                    shape, shorter, fused=fused, transient_ratio=transient_ratio
+                ).need_bytes
+            ),
+            of,
+            limit_bytes,
         )
 
     alone = case.model_copy(update={"max_tokens": 1})
     return Fit(case.prompt_tokens, longest(case), longest(alone))
-
-
-def estimate_need(shape: ModelShape, case: PrefillCase, fused: bool, transient_ratio: float) -> int:
-    """Return what a request needs, its transient scaled by what was learned."""
-    estimate = estimate_prefill(shape, case, fused=fused)
-    transient_bytes = estimate.scores_bytes + estimate.activations_bytes
-    return scale_transient(estimate.peak_bytes, transient_bytes, transient_ratio)
 
 
 def describe_advice(shortage: Shortage, knobs: Knobs) -> str:
