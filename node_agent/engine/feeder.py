@@ -120,7 +120,7 @@ class Feeder:
         if isinstance(decision, Shrink):
             chunk_tokens = prompt.next_chunk_tokens(decision.chunk_tokens)
         predicted_bytes = self._gatekeeper.predict(
-            held_tokens, chunk_tokens, len(row.command.prompt)
+            Chunks(held_tokens, chunk_tokens, len(row.command.prompt))
         )
         self._memory.begin_chunk()
         step = prompt.feed(row.uid, chunk_tokens)
@@ -156,10 +156,12 @@ class Feeder:
         way_tokens = min(left_tokens, STEP_TOKENS - prompts[0].fed_tokens % STEP_TOKENS)
         part_tokens = min(even_part(way_tokens, limit_tokens), self._runner.chunk_tokens)
         tokens = min(left_tokens, *(prompt.next_chunk_tokens(part_tokens) for prompt in prompts))
-        chunks = Chunks(len(rows), prompts[0].fed_tokens, tokens, moved_bytes)
-        if tokens <= 0 or not self._gatekeeper.has_room_for_chunks(chunks):
+        held_tokens = prompts[0].fed_tokens
+        total_tokens = min(len(row.command.prompt) for row in rows)
+        chunks = Chunks(held_tokens, tokens, total_tokens, len(rows), moved_bytes)
+        if tokens <= 0 or not self._gatekeeper.has_room(chunks):
             return ()
-        predicted_bytes = self._gatekeeper.predict_chunks(chunks)
+        predicted_bytes = self._gatekeeper.predict(chunks)
         self._memory.begin_chunk()
         steps = self._runner.feed_together(uids, tokens)
         actual_bytes = self._memory.end_chunk()
