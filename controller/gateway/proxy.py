@@ -42,6 +42,7 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Retryable
+from manifests.wire.elapsed import ELAPSED_HEADER, format_elapsed
 
 _LOG = structlog.get_logger(__name__)
 
@@ -155,9 +156,11 @@ class Proxy:
     async def _send(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
         """Forward, and leave a node that dies before it has sent a byte."""
         inbound = exchange.inbound
+        elapsed = format_elapsed(self._clock() - exchange.started_seconds)
+        headers = plan_upstream_headers(inbound.headers, inbound.request_id)
         call = Call(
             url=endpoint.address + inbound.path,
-            headers=plan_upstream_headers(inbound.headers, inbound.request_id),
+            headers={**headers, ELAPSED_HEADER: elapsed},
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code, FleetError, Refusal, RequestError
+from manifests.wire.elapsed import ELAPSED_HEADER, parse_elapsed
 from node_agent.api.answers import RunResponse
 from node_agent.api.body import read_json_object
 from node_agent.api.disconnect import until_gone
@@ -92,7 +93,11 @@ class OpenAIRoutes:
 
     async def _answer(self, request: Request, parse: Parse, ticket: Ticket) -> Response:
         body = await read_json_object(request, self._settings.max_body_bytes)
-        generation = replace(parse(body), tenant=find_tenant(request.headers))
+        generation = replace(
+            parse(body),
+            tenant=find_tenant(request.headers),
+            elapsed_seconds=parse_elapsed(request.headers.get(ELAPSED_HEADER)),
+        )
         self._log_unknown(generation.unknown_fields)
         view = public_models(self._pool.views()).get(generation.model)
         ticket.model = view.want.spec.model if view is not None else None

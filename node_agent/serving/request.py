@@ -58,7 +58,7 @@ class GenerationRequest:
 
     `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
     its cached prefixes apart. A higher `priority` goes first. `deadline_seconds` count from when
-    the request came; None is no deadline.
+    the request came; None is no deadline. `elapsed_seconds` of them a gateway had used up before.
     """
 
     endpoint: Endpoint
@@ -73,6 +73,7 @@ class GenerationRequest:
     include_usage: bool = False
     priority: int = 0
     deadline_seconds: float | None = None
+    elapsed_seconds: float = 0.0
     tenant: str = ""
     cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
