@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from node_agent.kvcache.daemon_threads import DaemonThreads
+from node_agent.kvcache.ssd_health import TierFault, TierReason
+from node_agent.kvcache.ssd_link import SsdLink
+from node_agent.kvcache.ssd_session import Session
+from node_agent.kvcache.ssd_watch import READ_SECONDS
 
 # An answer takes well under a millisecond on an idle machine.
 LOOKUP_SECONDS = 0.05
@@ -27,6 +31,10 @@ class Answered(Generic[Result]):
     """An answer that came in time."""
 
     value: Result
+
+
+# There is no index now: an answer, and no late one.
+_OFF: Answered[Any] = Answered(None)
 
 
 class Lookups:
@@ -64,3 +72,33 @@ class Lookups:
             return question()
         finally:
             self._free.release()
+
+
+class IndexLooks:
+    """Questions to the index behind a link."""
+
+    def __init__(self, link: SsdLink, lookups: Lookups) -> None:
+        self._link, self._lookups = link, lookups
+
+    def look(self, question: Callable[[Session], Result], late: Result, off: Result) -> Result:
+        """Return what the index says, `off` while there is none, `late` when it takes too long."""
+        found: Answered[Result] | None = None
+        if not self._link.watch.hanging:
+            answer = self._lookups.ask(partial(self._ask, question))
+            found = None if answer is None else answer.value
+        if found is None:
+            self._link.stats.add(late_lookups=1)
+            return late
+        return off if found is _OFF else found.value
+
+    def _ask(self, question: Callable[[Session], Result]) -> Answered[Result] | None:
+        with self._link.guarded(READ_SECONDS) as session:
+            if session is None:
+                return _OFF
+            try:
+                return Answered(question(session))
+            except TierFault as fault:
+                if fault.reason is TierReason.BUSY:
+                    return None
+                raise
+        return _OFF

@@ -8,11 +8,10 @@ directory.
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 import structlog
 
@@ -32,7 +31,7 @@ from node_agent.kvcache.ssd_claims import Claim, end_lease, end_write, lease
 from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import Figures, add_block, remove_block, touch_blocks
 from node_agent.kvcache.ssd_link import SsdLink
-from node_agent.kvcache.ssd_lookups import Answered, Lookups
+from node_agent.kvcache.ssd_lookups import IndexLooks, Lookups
 from node_agent.kvcache.ssd_room import (
     PutOutcome,
     disk_use,
@@ -49,29 +48,26 @@ from node_agent.kvcache.ssd_watch import OPEN_SECONDS, READ_SECONDS
 _LOG = structlog.get_logger(__name__)
 _NOT_REPLACEABLE = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST})
 
-Result = TypeVar("Result")
-
-# There is no index now: an answer, and no late one.
-_OFF: Answered[Any] = Answered(None)
-
 
 class SsdStore:
     """One process's blocks on the shared disk. `link` has the state, `probe` and `close`."""
 
-    def __init__(self, link: SsdLink, lookups: Lookups | None = None) -> None:
+    def __init__(self, link: SsdLink) -> None:
         self.link = link
-        self._lookups = Lookups() if lookups is None else lookups
+        self._index = IndexLooks(link, Lookups())
         self._figures = Figures(), 0
 
     def figures(self) -> tuple[Figures, int]:
         """Return the index's totals, and the bytes the cache may take; of late if it is slow."""
-        self._figures = self._look(self._read_figures, self._figures, (Figures(), 0))
+        self._figures = self._index.look(
+            partial(_read_figures, self.link.budget), self._figures, (Figures(), 0)
+        )
         return self._figures
 
     def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
         """Return all stored blocks that a sequence could start from; for `plan_restore`."""
         nothing: tuple[StoredBlock, ...] = ()
-        return self._look(
+        return self._index.look(
             lambda session: session.index.find(*wanted_digests(chain), chain.block_tokens),
             nothing,
             nothing,
@@ -81,42 +77,13 @@ class SsdStore:
         """Return a block that a sequence could start from in its middle; see `wanted_cuts`."""
         if not cuts:
             return None
-        return self._look(lambda session: session.index.find_cut(cuts), None, None)
+        return self._index.look(lambda session: session.index.find_cut(cuts), None, None)
 
     def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
         """Return whether a block is stored, with all these snapshots."""
-        return self._look(
+        return self._index.look(
             lambda session: session.index.contains(digest, snapshot_mask), False, False
         )
-
-    def _look(self, question: Callable[[Session], Result], late: Result, off: Result) -> Result:
-        """Return what the index says, `off` while there is none, `late` when it takes too long."""
-        if self.link.watch.hanging:
-            answer = None
-        else:
-            answer = self._lookups.ask(partial(self._ask, question))
-        found = None if answer is None else answer.value
-        if found is None:
-            self.link.stats.add(late_lookups=1)
-            return late
-        return off if found is _OFF else found.value
-
-    def _ask(self, question: Callable[[Session], Result]) -> Answered[Result] | None:
-        with self.link.guarded(READ_SECONDS) as session:
-            if session is None:
-                return _OFF
-            try:
-                return Answered(question(session))
-            except TierFault as fault:
-                if fault.reason is TierReason.BUSY:
-                    return None
-                raise
-        return _OFF
-
-    def _read_figures(self, session: Session) -> tuple[Figures, int]:
-        with session.database.looking() as connection:
-            allowed = allowed_bytes(self.link.budget, disk_use(session, connection))
-        return session.index.figures(), allowed
 
     @contextmanager
     def leased(self, digests: Iterable[bytes]) -> Iterator[None]:
@@ -231,6 +198,12 @@ class SsdStore:
         with self.link.guarded(OPEN_SECONDS) as session:
             if session is not None:
                 survey(session.directory, session.database)
+
+
+def _read_figures(budget: SsdBudget, session: Session) -> tuple[Figures, int]:
+    with session.database.looking() as connection:
+        allowed = allowed_bytes(budget, disk_use(session, connection))
+    return session.index.figures(), allowed
 
 
 def _reserve(
