@@ -141,7 +141,8 @@ class Clock:
 
     def left(self, request: GenerationRequest) -> float:
         """Return what is left of a request's time; infinite without a deadline."""
-        return left_seconds(request.deadline_seconds, self.seconds())
+        elapsed_seconds = request.elapsed_seconds + self.seconds()
+        return left_seconds(request.deadline_seconds, elapsed_seconds)
 
 
 @dataclass(slots=True)

@@ -59,8 +59,8 @@ class GenerationRequest:
     `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
     its cached prefixes apart; `isolated` does so for the tenant whatever the node's budget says.
     `served_model` is the model to answer with when `model` is a public name of it that only a
-    gateway knows. A higher `priority` goes first. `deadline_seconds` count from when
-    the request came; None is no deadline.
+    gateway knows. A higher `priority` goes first. `deadline_seconds` count from when the request
+    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before.
     """
 
     endpoint: Endpoint
@@ -75,6 +75,7 @@ class GenerationRequest:
     include_usage: bool = False
     priority: int = 0
     deadline_seconds: float | None = None
+    elapsed_seconds: float = 0.0
     tenant: str = ""
     isolated: bool = False
     served_model: str = ""
