@@ -33,6 +33,7 @@ CONNECTIONS = 16
 SECONDS = 6
 FIRST_DATA_COUNT = 300
 NODES = 2
+PEER_SECONDS = 300.0  # LiteLLM takes long to import on a loaded machine
 PATH = "/v1/chat/completions"
 LITELLM, SGLANG, OURS, DIRECT = "litellm", "sglang-router", "mlxfleet", "no router"
 _PROFILE = "MLXFLEET_BENCH_PROFILE"
@@ -82,10 +83,8 @@ def litellm_arguments(port: int, nodes: list[str], directory: Path) -> list[str]
 
 def sglang_arguments(port: int, nodes: list[str], _directory: Path) -> list[str]:
     """Return what sglang-router is called with."""
-    return ["launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"] + [
-        "--worker-urls",
-        *nodes,
-    ]
+    door = ["--host", "127.0.0.1", "--port", str(port)]
+    return ["launch", *door, "--policy", "cache_aware", "--worker-urls", *nodes]
 
 
 PEERS = (
@@ -231,8 +230,13 @@ def run_peer(router: Router, program: str, nodes: list[str], directory: Path) ->
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [program, *router.arguments(port, nodes, directory)]
-    with process(command, directory / f"{router.name}.log") as started:
-        eventually(lambda: answers(url), f"{router.name} answers")
+    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
+    with process(command, directory / f"{router.name}.log", **offline) as started:
+        try:
+            eventually(lambda: answers(url), f"{router.name} answers", PEER_SECONDS)
+        except AssertionError as late:
+            log = (directory / f"{router.name}.log").read_text(errors="replace")
+            raise AssertionError(f"{late}\n{log[-2000:]}") from late
         return measure(url, started.pid, directory)
 
 
