@@ -17,8 +17,11 @@ class AddressInUseError(Exception):
     """The address cannot be listened on; the message is for the person who started us."""
 
 
-def bind(listen: Listen) -> socket.socket:
-    """Return a listening-ready socket. Raises: AddressInUseError."""
+def bind(listen: Listen, *, shared: bool = False, listening: bool = True) -> socket.socket:
+    """Return a listening-ready socket. Raises: AddressInUseError.
+
+    A `shared` port is one of several processes, all of which must say so.
+    """
     try:
         found = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -30,10 +33,13 @@ def bind(listen: Listen) -> socket.socket:
     with contextlib.ExitStack() as undo:
         undo.callback(bound.close)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             bound.bind(address)
             # Listening here, not later, is what makes a second listener fail now.
-            bound.listen(2048)
+            if listening:
+                bound.listen(2048)
         except OSError as fault:
             raise AddressInUseError(
                 f"cannot listen on {listen.host} port {listen.port}: {fault.strerror}; stop what "
