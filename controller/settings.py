@@ -209,6 +209,12 @@ def _parser() -> argparse.ArgumentParser:
         help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
     )
     parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
+    _add_running_options(parser)
+    return parser
+
+
+def _add_running_options(parser: argparse.ArgumentParser) -> None:
+    """Add how the process logs and ends."""
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT
     )
@@ -224,4 +230,3 @@ def _parser() -> argparse.ArgumentParser:
         default=20,
         help="then let running requests finish for so long (default 20)",
     )
-    return parser

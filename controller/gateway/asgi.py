@@ -25,6 +25,7 @@ _REQUEST_ID = re.compile(rb"^[A-Za-z0-9._:-]{1,128}$")
 ROUTE_HEADER = b"x-mlxfleet-route"
 
 _JSON = (b"content-type", b"application/json")
+_WATCH_AFTER_SECONDS = 0.01
 
 
 class ClientLeftError(Exception):
@@ -83,11 +84,19 @@ class Inbound:
         """
         try:
             async with asyncio.timeout(None) as scope:
-                watcher = asyncio.create_task(self._expire_on_disconnect(scope))
+                loop, watchers = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+                def watch() -> None:
+                    watchers.append(loop.create_task(self._expire_on_disconnect(scope)))
+
+                # Most refusals and short answers are over by then, and spare themselves the task.
+                timer = loop.call_later(_WATCH_AFTER_SECONDS, watch)
                 try:
                     yield
                 finally:
-                    watcher.cancel()
+                    timer.cancel()
+                    for watcher in watchers:
+                        watcher.cancel()
         except TimeoutError:
             if not scope.expired():
                 raise

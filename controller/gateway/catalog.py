@@ -6,6 +6,7 @@ node. Called by the handlers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from controller.gateway.endpoints import EndpointView
@@ -22,7 +23,7 @@ _NAMES_SHOWN = 20
 _STARTING = (EnginePhase.PENDING, EnginePhase.DOWNLOADING, EnginePhase.LOADING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetView:
     """Everything routing reads, frozen.
 
@@ -40,7 +41,14 @@ class FleetView:
 
     def candidates(self, model: str) -> tuple[EndpointView, ...]:
         """Return the endpoints of one model, accepting or not."""
-        return tuple(item for item in self.endpoints if item.model == model)
+        return self._by_model.get(model, ())
+
+    @cached_property
+    def _by_model(self) -> Mapping[str, tuple[EndpointView, ...]]:
+        found: dict[str, tuple[EndpointView, ...]] = {}
+        for item in self.endpoints:
+            found[item.model] = (*found.get(item.model, ()), item)
+        return found
 
 
 def plan_names(models: Mapping[str, Model], endpoints: Sequence[EndpointView]) -> Mapping[str, str]:

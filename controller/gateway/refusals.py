@@ -44,6 +44,8 @@ def plan_candidates(
     Without such, the others that are not surely too small, since nodes alike on paper differ in
     what their engines hold.
     """
+    if not noes:
+        return tuple(candidates)
     asked = {no.endpoint.key for no in noes}
     possible = tuple(
         item for item in candidates if item.key not in asked and _could_hold(item, noes)

@@ -35,7 +35,13 @@ FIRST_DATA_COUNT = 300
 NODES = 2
 PEER_SECONDS = 300.0  # LiteLLM takes long to import on a loaded machine
 PATH = "/v1/chat/completions"
-LITELLM, SGLANG, OURS, DIRECT = "litellm", "sglang-router", "mlxfleet", "no router"
+LITELLM, SGLANG, OURS, DIRECT, PAIR = (
+    "litellm",
+    "sglang-router",
+    "mlxfleet",
+    "no router",
+    "2 workers",
+)
 _PROFILE = "MLXFLEET_BENCH_PROFILE"
 
 
@@ -180,18 +186,23 @@ def declare(url: str, nodes: list[str]) -> None:
 
 def measure(url: str, pid: int, directory: Path) -> Figures:
     """Return the figures of what listens at `url`; CPU is that of the process for one request."""
-    watched = psutil.Process(pid)
+    watched = [psutil.Process(pid), *psutil.Process(pid).children()]
     measure_rate(Target(url + PATH, make_body(40, stream=False)), CONNECTIONS, 2, directory)
-    before = sum(watched.cpu_times()[:2])
+    before = spent_seconds(watched)
     rate = measure_rate(
         Target(url + PATH, make_body(40, stream=False)), CONNECTIONS, SECONDS, directory
     )
-    spent = sum(watched.cpu_times()[:2]) - before
+    spent = spent_seconds(watched) - before
     streaming = Target(url + PATH, make_body(40, stream=True))
     streams = measure_rate(streaming, CONNECTIONS, SECONDS, directory)
     long = Target(url + PATH, make_body(1000, stream=True))
     first = median_ms(measure_first_data(long, FIRST_DATA_COUNT))
     return Figures(rate, streams, first, spent / (rate * SECONDS) * 1e3)
+
+
+def spent_seconds(processes: list[psutil.Process]) -> float:
+    """Return the CPU time of these processes together."""
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def run_ours(
@@ -205,6 +216,22 @@ def run_ours(
         declare(url, nodes)
         eventually(lambda: answers(url), "our gateway answers")
         return use(url, started.pid)
+
+
+def run_workers(nodes: list[str], directory: Path, count: int) -> Figures:
+    """Start an API and so many gateway workers and measure these together."""
+    api, url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    program = [sys.executable, "-m", "controller", "--listen"]
+    declared = [*program, api.removeprefix("http://"), "--store", "memory", "--roles", "api"]
+    workers = [*program, url.removeprefix("http://"), "--roles", "gateway", "--api", api]
+    with (
+        process(declared, directory / "api.log"),
+        process([*workers, "--workers", str(count)], directory / "workers.log") as started,
+    ):
+        eventually(lambda: is_up(api), "our API is up")
+        declare(api, nodes)
+        eventually(lambda: answers(url), "our workers answer")
+        return measure(url, started.pid, directory)
 
 
 def is_up(url: str) -> bool:
@@ -257,6 +284,9 @@ def show(found: dict[str, Figures]) -> list[str]:
         )
     ours = found[OURS]
     checks = [("added to the first data, ms", ours.first_data_ms - found[DIRECT].first_data_ms, -2)]
+    if PAIR in found:
+        # For the reader: on two cores the load and the nodes take what a second worker would.
+        checks.append(("requests, 2 workers x one", found[PAIR].requests / ours.requests, 0))
     if LITELLM in found:
         checks.append(("requests, x LiteLLM", ours.requests / found[LITELLM].requests, 20))
         checks.append(("streams, x LiteLLM", ours.streams / found[LITELLM].streams, 0))
@@ -292,6 +322,8 @@ def compare(nodes: list[str], pids: list[int], directory: Path, names: list[str]
     """Measure everything that is here; return the targets that were missed."""
     found = {DIRECT: measure(nodes[0], pids[0], directory)}
     found[OURS] = run_ours(nodes, directory, lambda url, pid: measure(url, pid, directory))
+    if sys.platform == "linux":
+        found[PAIR] = run_workers(nodes, directory, 2)
     for router in PEERS:
         program = find(router)
         if router.name not in names:
