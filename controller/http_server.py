@@ -66,21 +66,24 @@ def base_url(bound: socket.socket) -> str:
 class BoundedHttp(HttpToolsProtocol):
     """The protocol with a bound on a request's head, which its parser would gather without end."""
 
-    _in_head = True
+    _in_head = _began_before = False
     _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; refuse a head that is too large."""
+        self._began_before = self._in_head
         super().data_received(data)
-        if self._in_head and (size := self._head_bytes + len(data)) > HEAD_BYTES_MAX:
+        # A read in which a head begins may hold other requests too, and is not counted.
+        if not (self._in_head and self._began_before):
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
-        elif self._in_head:
-            self._head_bytes = size
 
     def on_message_begin(self) -> None:
         """A head begins."""
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._began_before, self._head_bytes = True, False, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
