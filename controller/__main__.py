@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with hold_port(settings.listen) as held, asyncio.Runner() as runner:
                 runner.run(run_workers(settings, given, held))
             return 0
-        bound = bind(settings.listen, shared=settings.shared_port)
+        shared = settings.shared_port
+        # A worker listens once it knows the fleet: connections come to every one that listens.
+        bound = bind(settings.listen, shared=shared, listening=not shared)
         with bound, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_controller(settings, bound))
     except (AddressInUseError, StoreUnreadableError, OSError) as fault:

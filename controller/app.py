@@ -39,6 +39,7 @@ from manifests.wire.status import ApiError
 
 _LOG = structlog.get_logger(__name__)
 _RESTART_SECONDS = (1.0, 30.0)
+_HEAR_SECONDS = 5.0
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -85,6 +86,7 @@ class ControllerApp:
         self._health = Health(self._checks)
         self._routes: list[BaseRoute] = []
         self._direct: dict[str, ASGIApp] = {}
+        self._heard: Callable[[], bool] = lambda: True
         self._background: list[Background] = []
         self._server: HttpServer | None = None
 
@@ -152,12 +154,15 @@ class ControllerApp:
         self._direct.update(gateway.direct)
         self._background.append(Background("gateway", gateway.run))
         self._checks["gateway"] = _synced(lambda: gateway.ready)
+        self._heard = lambda: gateway.heard
 
     async def _serve(self) -> None:
         """Run the server and the background tasks; the tasks outlive the last request."""
         app = Front(self._direct, build_http_app(self._health, self._routes))
         self._server = HttpServer(app, self._settings.shutdown.grace_seconds)
         tasks = [asyncio.create_task(item.supervise()) for item in self._background]
+        if self._settings.shared_port:
+            await self._await_fleet()
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         stopping = asyncio.create_task(self._stopping.wait())
         _announce(self._settings, self._bound)
@@ -173,6 +178,13 @@ class ControllerApp:
                 task.cancel()
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
             _LOG.info("stopped")
+
+    async def _await_fleet(self) -> None:
+        """Let the other workers have the port's connections until this one knows the fleet."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _HEAR_SECONDS
+        while not (self._heard() or self._stopping.is_set()) and loop.time() < until:
+            await asyncio.sleep(0.02)
 
 
 def _synced(read: Callable[[], bool]) -> Check:

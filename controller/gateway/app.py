@@ -57,6 +57,11 @@ class Gateway:
         """Whether the gateway has seen what is declared."""
         return self._fleet.synced and self._keys.synced
 
+    @property
+    def heard(self) -> bool:
+        """Whether it also knows what every node has to say."""
+        return self.ready and self._fleet.heard
+
     async def run(self) -> None:
         """Follow the fleet and hold connections to agents until cancelled.
 

@@ -60,6 +60,13 @@ class Fleet:
         return all(informer.synced for informer in self._informers)
 
     @property
+    def heard(self) -> bool:
+        """Whether every node that is declared with an address has reported once."""
+        told = {name for name, stream in self._streams.items() if stream.seen is not None}
+        nodes = _typed(self._nodes, Node).items()
+        return self.synced and all(name in told for name, node in nodes if node.status.address)
+
+    @property
     def node_names(self) -> frozenset[str]:
         """The nodes that are declared."""
         return frozenset(self._nodes.objects)

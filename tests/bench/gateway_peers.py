@@ -230,7 +230,7 @@ def run_workers(nodes: list[str], directory: Path, count: int) -> Figures:
     ):
         eventually(lambda: is_up(api), "our API is up")
         declare(api, nodes)
-        eventually(lambda: answers(url), "our workers answer")
+        eventually(lambda: all(answers(url) for _ in range(20)), "our workers answer")
         return measure(url, started.pid, directory)
 
 
