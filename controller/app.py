@@ -162,7 +162,8 @@ class ControllerApp:
         self._server = HttpServer(app, self._settings.shutdown.grace_seconds)
         tasks = [asyncio.create_task(item.supervise()) for item in self._background]
         if self._settings.shared_port:
-            await self._await_fleet()
+            # Until it knows the fleet, the other workers have the port's connections.
+            await _wait_until(self._heard, self._stopping, _HEAR_SECONDS)
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         stopping = asyncio.create_task(self._stopping.wait())
         _announce(self._settings, self._bound)
@@ -179,12 +180,14 @@ class ControllerApp:
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
             _LOG.info("stopped")
 
-    async def _await_fleet(self) -> None:
-        """Let the other workers have the port's connections until this one knows the fleet."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _HEAR_SECONDS
-        while not (self._heard() or self._stopping.is_set()) and loop.time() < until:
-            await asyncio.sleep(0.02)
+
+async def _wait_until(holds: Callable[[], bool], stopping: asyncio.Event, seconds: float) -> None:
+    """Return once a condition holds, the stop begins, or the time is over."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    # It changes with every report of every node, so there is no one event to wait for.
+    while not (holds() or stopping.is_set()) and loop.time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
 
 
 def _synced(read: Callable[[], bool]) -> Check:

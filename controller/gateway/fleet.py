@@ -147,7 +147,7 @@ class Fleet:
         endpoints = tuple(
             item
             for name in sorted(self._streams)
-            for item in self._endpoints(name)
+            for item in _endpoints_of(self._streams[name])
             if not _is_leaving(engines.get(item.key.engine))
         )
         names = plan_names(models, endpoints)
@@ -155,9 +155,10 @@ class Fleet:
         routes = plan_route_names(_typed(self._routes, Route).values())
         return FleetView(self.synced, endpoints, models, engines, names, down, routes)
 
-    def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
-        seen = self._streams[node].seen
-        return () if seen is None else plan_endpoints(seen)
+
+def _endpoints_of(stream: LoadStream) -> tuple[EndpointView, ...]:
+    seen = stream.seen
+    return () if seen is None else plan_endpoints(seen)
 
 
 def _is_leaving(engine: Engine | None) -> bool:
