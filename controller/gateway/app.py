@@ -3,6 +3,7 @@
 Called by `controller/app.py`, which also serves `/metrics` from the same registry.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 
@@ -12,10 +13,11 @@ from starlette.routing import Route
 from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
+from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy, ProxyParts
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Upstream
-from controller.metrics import EndpointCollector, GatewayMetrics
+from controller.metrics import EndpointCollector, GatewayMetrics, PromptMetrics
 from manifests.wire.explain import EXPLAIN_PATH
 from manifests.wire.listwatch import ObjectSource
 
@@ -26,6 +28,7 @@ class Gateway:
     def __init__(self, parts: HandlerParts, upstream: Upstream) -> None:
         """Wire the routes; nothing runs until `run`."""
         self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
+        self._prompts = parts.prompts
         completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
         self.routes: list[Route] = [
             Route("/v1/chat/completions", completions),
@@ -39,6 +42,11 @@ class Gateway:
         self._fleet.subscribe(self._bound_labels)
 
     @property
+    def prompts(self) -> Prompts:
+        """What is known of prompts and cached prefixes."""
+        return self._prompts
+
+    @property
     def ready(self) -> bool:
         """Whether the gateway has seen what is declared."""
         return self._fleet.synced
@@ -48,8 +56,9 @@ class Gateway:
 
         Cancel it after the HTTP server has finished its requests: they use the connections.
         """
-        async with self._upstream.open() as session:
-            await self._fleet.run(session)
+        async with self._upstream.open() as session, asyncio.TaskGroup() as group:
+            group.create_task(self._fleet.run(session))
+            group.create_task(self._prompts.run(session))
 
     def accepting(self) -> Mapping[str, int]:
         """Return how many endpoints of each model accept requests now."""
@@ -76,7 +85,8 @@ def build_gateway(
     metrics = GatewayMetrics(registry)
     fleet, upstream = Fleet(source, settings, clock), Upstream(settings)
     proxy = Proxy(ProxyParts(settings, fleet, upstream, metrics, clock))
-    parts = HandlerParts(settings, fleet, proxy, metrics, clock, int(time.time()))
+    prompts = Prompts(fleet, settings, PromptMetrics(registry, metrics.stages), clock)
+    parts = HandlerParts(settings, fleet, proxy, prompts, metrics, clock, int(time.time()))
     gateway = Gateway(parts, upstream)
     registry.register(EndpointCollector(gateway.accepting))
     return gateway

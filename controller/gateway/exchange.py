@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from controller.gateway.asgi import Downstream, Inbound
 from controller.gateway.demand import Demand
 from controller.gateway.endpoints import EndpointKey
-from controller.gateway.peek import Peeked
+from controller.gateway.peek import MAX_ROWS, Peeked
+from controller.gateway.prompt_facts import PromptFacts
 from controller.gateway.refusals import No
 from controller.gateway.settings import GatewaySettings
 
@@ -18,7 +19,8 @@ from controller.gateway.settings import GatewaySettings
 class Exchange:
     """One request that is fit to forward, and where its answer goes.
 
-    A higher `priority` waits less; keys of one priority share, each known by its `tenant`.
+    A higher `priority` waits less; keys of one priority share, each known by its `tenant`. `facts`
+    are its prompt in tokens, by model, where it could be counted.
     """
 
     inbound: Inbound
@@ -30,6 +32,7 @@ class Exchange:
     priority: int = 0
     tenant: str = ""
     cached: Mapping[EndpointKey, int] = field(default_factory=dict)
+    facts: Mapping[str, PromptFacts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -49,13 +52,13 @@ class Course:
 
 
 def demand_of(exchange: Exchange, settings: GatewaySettings) -> Demand:
-    """Return what a request asks for."""
-    peeked = exchange.peeked
+    """Return what a request asks for: counted where it could be, else estimated."""
+    peeked, facts = exchange.peeked, exchange.facts.get(exchange.model)
     output = settings.assumed_output_tokens if peeked.max_tokens is None else peeked.max_tokens
     return Demand(
-        prompt_tokens=peeked.prompt_tokens,
+        prompt_tokens=peeked.prompt_tokens if facts is None else facts.tokens,
         output_tokens=output,
-        exact=peeked.exact,
+        exact=peeked.exact if facts is None else facts.exact,
         capped=peeked.max_tokens is not None,
-        rows=peeked.rows,
+        rows=peeked.rows if facts is None else min(MAX_ROWS, peeked.rows * facts.prompts),
     )

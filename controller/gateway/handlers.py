@@ -17,6 +17,7 @@ from controller.gateway.exchange import Exchange
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import text_of
 from controller.gateway.peek import peek, shown_name
+from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy
 from controller.gateway.settings import GatewaySettings
 from controller.metrics import GatewayMetrics
@@ -33,6 +34,7 @@ class HandlerParts:
     settings: GatewaySettings
     fleet: Fleet
     proxy: Proxy
+    prompts: Prompts
     metrics: GatewayMetrics
     clock: Callable[[], float]
     created_seconds: int
@@ -95,7 +97,7 @@ class Completions:
         if isinstance(model, Refusal):
             await down.refuse(model)
             return "unavailable" if model.code is Code.NO_READY_ENGINE else "client_error"
-        return Exchange(
+        exchange = Exchange(
             inbound,
             down,
             peeked,
@@ -105,10 +107,13 @@ class Completions:
             priority=peeked.priority,
             tenant=name_tenant(lambda name: text_of(inbound.headers, name)),
         )
+        return await self._parts.prompts.count(exchange)
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():
             ending = await self._parts.proxy.forward(exchange)
+        if isinstance(ending, Finished) and ending.usage is not None:
+            self._parts.prompts.compare(exchange, ending.usage)
         match ending:
             case Finished(errored=False):
                 return "ok"

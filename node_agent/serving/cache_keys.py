@@ -6,7 +6,7 @@ others have asked. With `isolation: tenant` a node shares prefixes only within a
 
 from collections.abc import Mapping
 
-from manifests.wire.tenant import TENANT_HEADER, name_tenant
+from manifests.wire.tenant import TENANT_HEADER, cache_keys, name_tenant
 from node_agent.serving.request import GenerationRequest
 
 
@@ -16,9 +16,5 @@ def find_tenant(headers: Mapping[str, str]) -> str:
 
 
 def plan_extra_keys(request: GenerationRequest, *, isolated: bool) -> list[str]:
-    """Return the extra keys of a request's prefix chain; equal keys share prefixes.
-
-    All who send no key are one tenant.
-    """
-    keys = [f"tenant {request.tenant}"] if isolated else []
-    return [*keys, f"salt {request.cache_salt}"] if request.cache_salt else keys
+    """Return the extra keys of a request's prefix chain; equal keys share prefixes."""
+    return list(cache_keys(request.tenant, request.cache_salt, isolated=isolated))

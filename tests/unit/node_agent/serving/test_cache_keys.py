@@ -1,8 +1,9 @@
 """Who shares cached prefixes with whom."""
 
+from manifests.prompt.body import TextPrompts
 from manifests.wire.tenant import name_tenant
 from node_agent.serving.cache_keys import find_tenant, plan_extra_keys
-from node_agent.serving.request import Endpoint, GenerationRequest, TextPrompts
+from node_agent.serving.request import Endpoint, GenerationRequest
 
 
 def test_the_gateways_word_counts_before_a_key() -> None:
