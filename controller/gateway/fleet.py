@@ -60,11 +60,6 @@ class Fleet:
         """The nodes that are declared."""
         return frozenset(self._nodes.objects)
 
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """Where the nodes are that streams follow."""
-        return {name: stream.address for name, stream in self._streams.items()}
-
     def view(self) -> FleetView:
         """Return the picture as it is now; the same value until something changes."""
         if self._view is None or self._view.synced != self.synced:

@@ -20,7 +20,7 @@ _MAX_PRIORITY = 1000
 MAX_ROWS = 128
 _MAX_TOKENS = 2**31 - 1
 _MAX_DEADLINE_SECONDS = 86_400.0
-_PROMPT_FIELDS = ("prompt", *CHAT_FIELDS)
+_PROMPT_FIELDS = (*CHAT_FIELDS, "prompt")
 _TIERS = {"priority": 1, "flex": -1}
 
 
@@ -28,7 +28,7 @@ _TIERS = {"priority": 1, "flex": -1}
 class Peeked:
     """The routing facts of one request. Units: tokens, estimated from bytes unless `exact`.
 
-    `prompt_body` is the JSON of what the prompt is made of, alone.
+    `prompt_body` is the JSON of what the prompt is made of, alone; empty without a prompt.
     `max_tokens` is None when the client sets no usable limit. A higher `priority` goes first, as
     in the engines. What is no usable value here is refused by the agent.
     """
@@ -129,6 +129,8 @@ def _count_ids(prompt: bytes) -> int:
 
 def _prompt_body(parsed: _Body) -> bytes:
     """Return the JSON of what the prompt is made of; all else makes no difference to its ids."""
+    if not (bytes(parsed.messages) or bytes(parsed.prompt)):
+        return b""
     parts = []
     for name in _PROMPT_FIELDS:
         raw = bytes(getattr(parsed, name))

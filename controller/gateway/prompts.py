@@ -36,7 +36,7 @@ from controller.metrics import PromptMetrics
 
 _LOG = structlog.get_logger(__name__)
 
-_CHAT_PATH = "/v1/chat/completions"
+_CHAT_PATH, _TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 # Reports come many times a second; what they name is looked at this often.
 _LOOK_SECONDS = 0.2
 # Hashing more than this takes a thread, not the loop.
@@ -79,7 +79,7 @@ class Prompts:
                 while True:
                     self._wake.clear()
                     view = self._fleet.view()
-                    self._prefixes.follow(self._fleet.addresses)
+                    self._prefixes.follow({it.key.node: it.address for it in view.endpoints})
                     self._tokenizers.want(
                         plan_sources((it.text_fingerprint, it.address) for it in view.endpoints)
                     )
@@ -99,6 +99,8 @@ class Prompts:
 
     async def count(self, exchange: Exchange) -> Exchange:
         """Return the request with its prompt counted, or as it was when that is not possible."""
+        if not exchange.peeked.prompt_body:
+            return exchange
         view = self._fleet.view()
         facts: dict[str, PromptFacts] = {}
         ids: dict[EndpointKey, bytes] = {}
@@ -160,7 +162,7 @@ class Prompts:
             return None
         began, settings = self._clock(), self._settings
         body = exchange.peeked.prompt_body
-        prompt = PromptBody(exchange.inbound.path == _CHAT_PATH, body, kind.variables)
+        prompt = PromptBody(is_chat(exchange), body, kind.variables)
         key = await self._key(kind, prompt)
         packed = self._known.get(key)
         outcome = "repeat"
@@ -227,6 +229,13 @@ class Prompts:
             del self._distrusted[fingerprint]
             return False
         return until is not None
+
+
+def is_chat(exchange: Exchange) -> bool:
+    """Whether the prompt is a chat; behind other paths, such as explain's, the body tells."""
+    path = exchange.inbound.path
+    has_messages = exchange.peeked.prompt_body.startswith(b'{"messages":')
+    return path == _CHAT_PATH or (path != _TEXT_PATH and has_messages)
 
 
 def models_of(exchange: Exchange) -> tuple[str, ...]:

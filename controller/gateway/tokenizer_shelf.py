@@ -10,7 +10,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from manifests.prompt.bundle import unpack_bundle, write_files
-from manifests.prompt.files import is_fingerprint
+from manifests.prompt.files import (
+    TextFilesError,
+    is_fingerprint,
+    read_text_files,
+    text_fingerprint,
+)
 
 _UNFINISHED = "unfinished-"
 
@@ -23,13 +28,17 @@ class TokenizerShelf:
         self._directory, self._max_bytes = directory, max_bytes
 
     def find(self, fingerprint: str) -> Path | None:
-        """Return the directory of these files, None when they are not here. Mutates: its age."""
+        """Return the directory of these files; None when they are not here, or are others by now.
+
+        Mutates: its age.
+        """
         place = self._place(fingerprint)
         try:
             os.utime(place)
-        except OSError:
-            return None
-        return place
+            sound = text_fingerprint(read_text_files(place)) == fingerprint
+        except (OSError, TextFilesError):
+            sound = False
+        return place if sound else None
 
     def put(self, fingerprint: str, bundle: bytes | bytearray, used: Collection[str]) -> Path:
         """Check, write and return the files; drop others, never `used` ones, over the bound.

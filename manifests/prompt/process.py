@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from manifests.prompt.messages import (
     HEADER_BYTES,
@@ -129,6 +130,7 @@ class _Frames(asyncio.SubprocessProtocol):
 
     def __init__(self, first: "asyncio.Future[TextReply | None]") -> None:
         self._first = first
+        self._transport: asyncio.BaseTransport | None = None
         self._pending = bytearray()
         self._room = asyncio.Event()
         self._room.set()
@@ -159,10 +161,18 @@ class _Frames(asyncio.SubprocessProtocol):
             self._end()
         self._room.set()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, to release it at the end."""
+        self._transport = transport
+
     def process_exited(self) -> None:
-        """The child is gone and was waited for."""
-        self._end()
+        """The child was waited for; what it wrote last may still come."""
         self._exited.set()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The child and its pipes are gone."""
+        if self._transport is not None:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         """The pipe is full."""
@@ -175,8 +185,9 @@ class _Frames(asyncio.SubprocessProtocol):
     async def write(self, transport: asyncio.SubprocessTransport, data: bytes) -> None:
         """Send bytes, waiting while the pipe is full. Raises ProcessLostError."""
         await self._room.wait()
-        pipe = transport.get_pipe_transport(0)
-        if self.ended or not isinstance(pipe, asyncio.WriteTransport) or pipe.is_closing():
+        # uvloop's pipes have the methods of asyncio's and none of its base classes.
+        pipe = cast("asyncio.WriteTransport | None", transport.get_pipe_transport(0))
+        if self.ended or pipe is None or pipe.is_closing():
             raise ProcessLostError("the process ended")
         pipe.write(data)
 
