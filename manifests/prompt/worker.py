@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +42,8 @@ from manifests.prompt.pieces import build_pieces, plan_pieces
 from manifests.wire.prefix_chain import pack_tokens
 
 _MESSAGE_CHARACTERS = 300
+# So that a short prompt does not wait for a long one; the encoder releases the interpreter.
+_THREADS = 2
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -163,16 +164,29 @@ def serve(directory: Path, source: BinaryIO, sink: BinaryIO, *, ids_only: bool =
         send(TextRefused(number=-1, message=f"{type(error).__name__}: {error}"[:1000]))
         return
 
-    def work(command: TextCommand) -> None:
-        try:
-            send(answer(tokenizer, command))
-        except Exception as error:  # noqa: BLE001  thread root: each command gets its reply
-            send(TextRefused(number=command.number, message=type(error).__name__))
+    reading = threading.Lock()
 
-    with ThreadPoolExecutor(2) as threads:
-        while len(header := source.read(HEADER_BYTES)) == HEADER_BYTES:
-            body = source.read(int.from_bytes(header, "big"))
-            threads.submit(work, decode_text_command(body))
+    def work() -> None:
+        # Each thread reads its own next command: handing it over would cost another switch.
+        while True:
+            with reading:
+                header = source.read(HEADER_BYTES)
+                if len(header) < HEADER_BYTES:
+                    return
+                body = source.read(int.from_bytes(header, "big"))
+            command = decode_text_command(body)
+            try:
+                send(answer(tokenizer, command))
+            except BrokenPipeError:
+                return
+            except Exception as error:  # noqa: BLE001  thread root: each command gets its reply
+                send(TextRefused(number=command.number, message=type(error).__name__))
+
+    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def main() -> None:
