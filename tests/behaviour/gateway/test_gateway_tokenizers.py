@@ -58,7 +58,7 @@ async def running(*agents: ScriptedAgent, **settings: Any) -> AsyncIterator[Host
     """A gateway whose API declares the engines that the agents report."""
     names = {item["model"] for agent in agents for item in agent.engines}
     declared = tuple(model(name) for name in sorted(names))
-    # So that a request comes after the tokenizer, however slow the machine is.
+
     async with gateway_host(*agents, models=declared, **settings) as host:
         for agent in agents:
             for item in agent.engines:
