@@ -5,7 +5,8 @@ Values only. `dialect.py` makes them, `completion.py` runs them.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from manifests.prompt.body import ChatPrompt, TextPrompts
 
 
 class Endpoint(StrEnum):
@@ -28,28 +29,6 @@ class SamplingRequest:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as the template wants it: plain strings, arguments as mappings."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
-    """Plain prompts, each either text or token ids; exactly one list is filled."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """How many prompts there are."""
-        return len(self.texts) + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
