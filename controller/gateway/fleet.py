@@ -5,6 +5,7 @@ stays; a node's own stream says whether the node lives. Called by the handlers a
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -88,6 +89,12 @@ class Fleet:
         """Call back once a node has been down for long; returns the way to end that."""
         stream = self._streams.get(node)
         return stream.on_dead(callback) if stream is not None else lambda: None
+
+    def silent_seconds(self, node: str, address: str) -> float:
+        """Return for how long a node has not reported; for ever when it is not there any more."""
+        stream = self._streams.get(node)
+        gone = stream is None or stream.address != address
+        return math.inf if gone or stream is None else stream.silent_seconds
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Keep the picture current until cancelled."""

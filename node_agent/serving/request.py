@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from manifests.wire.continuation import Continuation
+
 
 class Endpoint(StrEnum):
     """Which route a request came by; decides the shape of the answer."""
@@ -58,7 +60,7 @@ class GenerationRequest:
 
     `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
     its cached prefixes apart. A higher `priority` goes first. `deadline_seconds` count from when
-    the request came; None is no deadline.
+    the request came; None is no deadline. `continues` is the stream of which this is the rest.
     """
 
     endpoint: Endpoint
@@ -77,6 +79,7 @@ class GenerationRequest:
     cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
+    continues: Continuation | None = None
 
     @property
     def rows(self) -> int:
