@@ -3,17 +3,20 @@
 Called by the handlers, which make it, the proxy and the seating.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.gateway.access import NOBODY, Caller
 from controller.gateway.asgi import Downstream, Inbound
+from controller.gateway.attempts import History
 from controller.gateway.demand import Demand
 from controller.gateway.endpoints import EndpointKey
 from controller.gateway.peek import MAX_ROWS, Peeked
 from controller.gateway.prompt_facts import PromptFacts
 from controller.gateway.refusals import No
 from controller.gateway.settings import GatewaySettings
+from controller.gateway.told import Told
 from manifests.wire.tenant import TENANT_HEADER
 
 
@@ -54,6 +57,11 @@ class Exchange:
         """Who shares with others of one priority: the key, else whom the client says it is."""
         return self.key_name or self.tenancy.get(TENANT_HEADER, "")
 
+    def left_seconds(self, now: float) -> float:
+        """Return what is left of the client's time; infinite without a deadline."""
+        deadline = self.peeked.deadline_seconds
+        return math.inf if deadline is None else deadline - (now - self.started_seconds)
+
 
 @dataclass(slots=True)
 class Course:
@@ -61,7 +69,8 @@ class Course:
 
     Endpoints out of reach do not use up attempts: the request never got there. Nor do noes about
     memory, which cost an agent nothing but tokenizing. `hopeless` are Models of a Route whose no
-    holds on every node.
+    holds on every node. `told` says what the client has of a stream; each of its `cuts` begins
+    attempts and time anew, but not faults.
     """
 
     tried: set[EndpointKey] = field(default_factory=set)
@@ -71,6 +80,27 @@ class Course:
     stale: int = 0
     waited_seconds: float = 0.0
     hopeless: set[str] = field(default_factory=set)
+    cuts: int = 0
+    cut_seconds: float | None = None
+    told: Told = field(default_factory=Told)
+
+    def note_cut(self, no: No, now: float) -> None:
+        """Begin anew after a cut: all but the endpoint that was lost may be tried again."""
+        self.tried, self.noes = {no.endpoint.key}, [no]
+        self.attempts = self.stale = 0
+        self.cuts, self.cut_seconds, self.waited_seconds = self.cuts + 1, now, 0.0
+
+    def history(self, exchange: Exchange, now: float) -> History:
+        """Return what decides about the next step."""
+        since = exchange.started_seconds if self.cut_seconds is None else self.cut_seconds
+        return History(
+            attempts=self.attempts,
+            faults=self.faults,
+            stale=self.stale,
+            elapsed_seconds=now - since - self.waited_seconds,
+            cuts=self.cuts,
+            left_seconds=exchange.left_seconds(now),
+        )
 
 
 def demand_of(exchange: Exchange, settings: GatewaySettings) -> Demand:

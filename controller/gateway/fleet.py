@@ -5,6 +5,7 @@ stays; a node's own stream says whether the node lives. Called by the handlers a
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -93,6 +94,12 @@ class Fleet:
         stream = self._streams.get(node)
         return stream.on_dead(callback) if stream is not None else lambda: None
 
+    def silent_seconds(self, node: str, address: str) -> float:
+        """Return for how long a node has not reported; for ever when it is not there any more."""
+        stream = self._streams.get(node)
+        gone = stream is None or stream.address != address
+        return math.inf if gone or stream is None else stream.silent_seconds
+
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Keep the picture current until cancelled."""
         self._streams.clear()
@@ -140,7 +147,7 @@ class Fleet:
         endpoints = tuple(
             item
             for name in sorted(self._streams)
-            for item in self._endpoints(name)
+            for item in _endpoints(self._streams[name])
             if not _is_leaving(engines.get(item.key.engine))
         )
         names = plan_names(models, endpoints)
@@ -148,9 +155,9 @@ class Fleet:
         routes = plan_route_names(_typed(self._routes, Route).values())
         return FleetView(self.synced, endpoints, models, engines, names, down, routes)
 
-    def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
-        seen = self._streams[node].seen
-        return () if seen is None else plan_endpoints(seen)
+
+def _endpoints(stream: LoadStream) -> tuple[EndpointView, ...]:
+    return () if stream.seen is None else plan_endpoints(stream.seen)
 
 
 def _is_leaving(engine: Engine | None) -> bool:

@@ -22,6 +22,10 @@ class GatewaySettings:
     """Of these, how many may end in a fault: a prompt that kills engines must not tour them."""
     retry_deadline_seconds: float = 60.0
     """No attempt starts later than this after the request came."""
+    max_moves: int = 3
+    """So often a stream may go on at another node in mid-answer; 0 switches that off."""
+    move_after_seconds: float = 5.0
+    """A stream leaves a node of which neither it nor the load stream has had a byte for so long."""
     connect_timeout_seconds: float = 5.0
     stall_seconds: float = 60.0
     """A stream without any byte for this long is dead; agents send comments every 15 s."""

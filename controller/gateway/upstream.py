@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from controller.gateway.attempts import Lost, lost
-from controller.gateway.link_watch import watch_link
+from controller.gateway.link_watch import IsGone, watch_link
 from controller.gateway.settings import GatewaySettings
 
 _WARNED_BODY_BYTES = 1024 * 1024
@@ -22,13 +22,17 @@ _WARNED_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to an agent; `wakes` means that its engine must come back first."""
+    """One request to an agent; `wakes` means that its engine must come back first.
+
+    `is_gone` says when to leave a node whose answer has begun.
+    """
 
     url: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     stream: bool = False
     wakes: bool = False
+    is_gone: IsGone | None = None
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class Upstream:
                 allow_redirects=False,
                 trace_request_ctx=trail,
             )
-            with watch_link(response):
+            with watch_link(response, call.is_gone):
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as fault:
             headless = response is None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manifests.prompt.body import ChatPrompt, TextPrompts
+from manifests.wire.continuation import Continuation
 
 
 class Endpoint(StrEnum):
@@ -39,7 +40,8 @@ class GenerationRequest:
     its cached prefixes apart; `isolated` does so for the tenant whatever the node's budget says.
     `served_model` is the model to answer with when `model` is a public name of it that only a
     gateway knows. A higher `priority` goes first. `deadline_seconds` count from when the request
-    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before.
+    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before. `continues`
+    is the stream of which this is the rest.
     """
 
     endpoint: Endpoint
@@ -61,6 +63,7 @@ class GenerationRequest:
     cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
+    continues: Continuation | None = None
 
     @property
     def lease_name(self) -> str:
