@@ -18,8 +18,8 @@ from node_agent.kvcache.ssd_link import SsdLink
 from node_agent.kvcache.ssd_session import Session
 from node_agent.kvcache.ssd_watch import READ_SECONDS
 
-# Locks of others are waited for no longer than LOOK_BUSY_SECONDS; this is for a disk that hangs, and
-# felt once: while an answer is overdue nobody waits. A busy machine must not be taken for one.
+# Locks of others are waited for no longer than LOOK_BUSY_SECONDS; this is for a disk that hangs,
+# and felt once: while an answer is overdue nobody waits. A busy machine must not be taken for one.
 LOOKUP_SECONDS = 0.1
 # Until the thread runs at all: a busy machine's doing, not the disk's.
 _START_SECONDS = 1.0
