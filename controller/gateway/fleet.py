@@ -143,16 +143,16 @@ class Fleet:
         endpoints = tuple(
             item
             for name in sorted(self._streams)
-            for item in self._endpoints(name)
+            for item in _endpoints(self._streams[name])
             if not _is_leaving(engines.get(item.key.engine))
         )
         names = plan_names(models, endpoints)
         down = frozenset(name for name, stream in self._streams.items() if stream.down)
         return FleetView(self.synced, endpoints, models, engines, names, down)
 
-    def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
-        seen = self._streams[node].seen
-        return () if seen is None else plan_endpoints(seen)
+
+def _endpoints(stream: LoadStream) -> tuple[EndpointView, ...]:
+    return () if stream.seen is None else plan_endpoints(stream.seen)
 
 
 def _is_leaving(engine: Engine | None) -> bool:

@@ -251,13 +251,9 @@ class Run:
     def close(self) -> None:
         """Stop the rows that still run; a second call does nothing."""
         for row in self._rows:
-            self._cancel(row)
-
-    def _cancel(self, row: _Running) -> None:
-        if not row.ended:
-            row.ended = True
-            self._unended -= 1
-            row.stream.cancel()
+            if not row.ended:
+                self._end(row, [])
+                row.stream.cancel()
 
     def _pumped(self, pump: asyncio.Task[None]) -> None:
         self._pumps.discard(pump)
@@ -275,11 +271,11 @@ class Run:
                     self._take(row, event)
             if not row.ended:
                 died = "The engine ended before the answer did."
-                self._fail(row, Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE))
+                self._end(row, [Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE)])
         except Exception:  # noqa: BLE001  task root: the client must get an answer
             _LOG.exception("row_failed", engine=self.lease.view.want.name)
             message = "The answer could not be written."
-            self._fail(row, Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE))
+            self._end(row, [Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE)])
             row.stream.cancel()
 
     def _take(self, row: _Running, event: object) -> None:
@@ -292,7 +288,7 @@ class Run:
             row.cached_tokens = event.cached_tokens
             self._take_finished(row, event)
         elif isinstance(event, Failed):
-            self._fail(row, _failure(event))
+            self._end(row, [_failure(event)])
 
     def _take_tokens(self, row: _Running, event: Tokens) -> None:
         now = self.clock.seconds()
@@ -309,21 +305,18 @@ class Run:
     def _take_finished(self, row: _Running, event: Finished) -> None:
         if event.reason == "cancelled":
             message = "The engine cancelled the request."
-            self._fail(row, Refusal(Code.CANCELLED, message, Retryable.ELSEWHERE))
+            self._end(row, [Refusal(Code.CANCELLED, message, Retryable.ELSEWHERE)])
             return
         self._end(row, row.text.end(event.reason))
 
-    def _end(self, row: _Running, events: Sequence[RowDelta | RowEnd]) -> None:
+    def _end(self, row: _Running, events: Sequence[RowDelta | RowEnd | Refusal]) -> None:
+        """End a row that still runs, with its last events."""
+        if row.ended:
+            return
         row.ended = True
         self._unended -= 1
         for event in events:
             self._events.put_nowait(event)
-
-    def _fail(self, row: _Running, refusal: Refusal) -> None:
-        if not row.ended:
-            row.ended = True
-            self._unended -= 1
-            self._events.put_nowait(refusal)
 
 
 async def encode_prompts(
