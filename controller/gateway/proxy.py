@@ -42,9 +42,12 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.told import Told
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
-from manifests.errors import Refusal, Retryable
+from manifests.errors import Code, Refusal, Retryable
+from manifests.wire.elapsed import ELAPSED_HEADER, format_elapsed
+from manifests.wire.gateway import MODEL_HEADER, USAGE_EACH, USAGE_END, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
+_ABOUT_ONE_MODEL = frozenset({Code.CONTEXT_LENGTH_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,13 @@ class Proxy:
             ending = await self._attempt(exchange, endpoint, seat, course)
             self._count(course, endpoint, ending)
             if isinstance(ending, Cut):
-                placed = continued(exchange, course)
+                placed = continued(exchange, course, endpoint.model)
             history = course.history(exchange, self._clock())
             step = plan_next(ending, history, self._settings)
             if step is Next.DONE:
                 return await self._end(exchange, ending)
+            if step is Next.GIVE_UP and self._next_model(placed, course, endpoint, ending):
+                step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
             again = self._seating.again(seat) if step is Next.SAME else None
@@ -144,9 +149,18 @@ class Proxy:
         """Return the request for one endpoint: the whole answer, or the rest of a cut stream."""
         inbound, down, fleet = exchange.inbound, exchange.down, self._fleet
         node, address = endpoint.key.node, endpoint.address
+        down.model = endpoint.model
+        # Without a key nobody is charged, and a count at the end does for the metrics.
+        usage = USAGE_EACH if exchange.key_name else USAGE_END
+        told = {
+            MODEL_HEADER: endpoint.model,
+            USAGE_HEADER: usage,
+            ELAPSED_HEADER: format_elapsed(self._clock() - exchange.started_seconds),
+            **exchange.tenancy,
+        }
         call = Call(
             url=address + inbound.path,
-            headers=plan_upstream_headers(inbound.headers, inbound.request_id),
+            headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,
@@ -159,7 +173,15 @@ class Proxy:
         call = ask_to_tell(call, self._settings)
         if not down.has_data:
             return call
-        return ask_for_rest(call, inbound.path, course, exchange.left_seconds(self._clock()))
+        return ask_for_rest(call, inbound.path, course)
+
+    def _next_model(
+        self, exchange: Exchange, course: Course, endpoint: EndpointView, ending: Ending
+    ) -> bool:
+        """Whether a no speaks for one model only, and others are left. Mutates: course."""
+        if isinstance(ending, Refused) and ending.refusal.code in _ABOUT_ONE_MODEL:
+            course.hopeless.add(endpoint.model)
+        return endpoint.model in course.hopeless and not course.hopeless.issuperset(exchange.models)
 
     def _count(self, course: Course, endpoint: EndpointView, ending: Ending) -> None:
         course.tried.add(endpoint.key)
@@ -185,7 +207,9 @@ class Proxy:
             await exchange.down.refuse(ending.refusal)
         if isinstance(ending, Finished) and ending.usage is not None:
             self._metrics.count_tokens(
-                exchange.model, ending.usage.prompt_tokens, ending.usage.completion_tokens
+                exchange.down.model or "",
+                ending.usage.prompt_tokens,
+                ending.usage.completion_tokens,
             )
         return ending
 
@@ -195,7 +219,8 @@ class Proxy:
             self._metrics.stages.count_refusal("no_engine")
             await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.model))
             return None
-        candidates = self._fleet.view().candidates(exchange.model)
+        view = self._fleet.view()
+        candidates = [item for model in exchange.models for item in view.candidates(model)]
         no = choose_answer(course.noes, candidates)
         if isinstance(no, Refused) and no.body is not None and not exchange.down.started:
             await exchange.down.answer(no.status, no.headers, no.body)

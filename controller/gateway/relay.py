@@ -65,6 +65,7 @@ async def _relay_stream(
     try:
         async for data in response.content.iter_any():
             batch = reader.feed(data)
+            down.usage = reader.usage or down.usage
             if batch.passed:
                 if not down.started:
                     await down.start(response.status, headers)
@@ -127,6 +128,7 @@ async def _relay_answer(
         return lost("The node's answer is malformed.")
     if down.started:
         return lost("The node answered a stream with a single answer.")
+    down.usage = usage
     await down.answer(response.status, headers, body)
     return Finished(usage)
 

@@ -1,8 +1,8 @@
 """Server-sent events by the event: complete, well-formed, or a fault; no I/O.
 
 Splits an upstream's bytes into whole events, lets through only events whose data is JSON or
-`[DONE]`, and notes usage, errors and the end. Takes off the lines that are for the gateway alone.
-Called by the relay.
+`[DONE]`, and notes usage (from an event, or from an agent's comment), errors and the end. Takes
+off the lines that are for the gateway alone. Called by the relay.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import msgspec
 
 from controller.gateway.told import Told
 from manifests.wire.continuation import MARKS
+from manifests.wire.gateway import parse_usage_comment
 
 _DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -91,6 +92,8 @@ class EventReader:
                 for told in ours:
                     self.told.take(told)
                 has_data, good, parts, ours = has_data or bool(parts), len(lines) + 1, [], []
+            elif (so_far := parse_usage_comment(text)) is not None:
+                self.usage = Usage(*so_far)
             lines.append(line)
             if self.done:
                 break

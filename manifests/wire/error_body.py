@@ -40,7 +40,7 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     """Return the body of an error on an OpenAI route; extra fields tell routers where to retry."""
     error: dict[str, Any] = {
         "message": _message(refusal),
-        "type": _OPENAI_TYPES.get(refusal.http_status, "server_error"),
+        "type": _openai_type(refusal),
         "param": refusal.param,
         "code": refusal.code.value,
         "retryable": refusal.retryable.value,
@@ -49,9 +49,15 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     return {"error": error}
 
 
+def _openai_type(refusal: Refusal) -> str:
+    if refusal.code is Code.INSUFFICIENT_QUOTA:
+        return refusal.code.value
+    return _OPENAI_TYPES.get(refusal.http_status, "server_error")
+
+
 def openai_headers(refusal: Refusal) -> dict[str, str]:
     """Return the headers that go with the body: Retry-After where waiting helps."""
-    return _retry_after(refusal, refusal.http_status)
+    return _retry_headers(refusal, refusal.http_status)
 
 
 def anthropic_status(refusal: Refusal) -> int:
@@ -92,7 +98,7 @@ def anthropic_error(refusal: Refusal, request_id: str | None = None) -> dict[str
 def anthropic_headers(refusal: Refusal, request_id: str | None = None) -> dict[str, str]:
     """Return the headers of an Anthropic error: Retry-After where waiting helps, and the id."""
     own = {} if request_id is None else {"request-id": request_id}
-    return {**_retry_after(refusal, anthropic_status(refusal)), **own}
+    return {**_retry_headers(refusal, anthropic_status(refusal)), **own}
 
 
 def parse_openai_error(status: int, body: Any) -> Refusal:
@@ -126,9 +132,15 @@ def _extras(refusal: Refusal) -> dict[str, int | str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _retry_after(refusal: Refusal, status: int) -> dict[str, str]:
+def _retry_headers(refusal: Refusal, status: int) -> dict[str, str]:
+    if refusal.code is Code.DEADLINE_EXCEEDED:
+        # Clients of both kinds retry every 5xx unless told not to; this time is over for good.
+        return {"x-should-retry": "false"}
     if status not in {429, 503, 529}:
         return {}
+    if status == 429 and refusal.retryable is Retryable.NO:
+        # The official clients repeat every 429 unless they are told not to.
+        return {"X-Should-Retry": "false"}
     seconds = refusal.retry_after_seconds
     return {"Retry-After": str(_DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds)}
 

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from manifests.errors import EngineError
 from manifests.wire.error_body import openai_error
+from manifests.wire.gateway import USAGE_EACH, USAGE_END, usage_comment
 from node_agent.api.disconnect import until_gone
 from node_agent.api.errors import refusal_response
 from node_agent.api.traffic import Outcome, Ticket
@@ -31,12 +32,13 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Manner:
     """How a run is answered.
 
-    `tells` adds to a stream what its gateway needs to move it; rows in `greeted` have had their
-    first chunk elsewhere.
+    `tells_usage`: with which events of a stream a comment says what it has cost so far. `tells`
+    adds what its gateway needs to move it; rows in `greeted` have had their first chunk elsewhere.
     """
 
     stream: bool
     keep_alive_seconds: float
+    tells_usage: str = ""
     tells: bool = False
     greeted: frozenset[int] = frozenset()
 
@@ -109,12 +111,20 @@ class RunResponse(Response):
                 continue
             if item is None:
                 break
+            so_far = self._so_far(USAGE_EACH)
             events = [event(chunk) for chunk in writer.chunks(item)]
-            yield b"".join(events) if teller is None else teller.frame(item, events)
+            yield so_far + (b"".join(events) if teller is None else teller.frame(item, events))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))
-        yield DONE
+        yield self._so_far(USAGE_EACH, USAGE_END) + DONE
+
+    def _so_far(self, *wanted: str) -> bytes:
+        """Return the comment that tells usage, if that is what the gateway wants."""
+        if self._manner.tells_usage not in wanted:
+            return b""
+        usage = self._run.usage
+        return usage_comment(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _start_message() -> dict[str, object]:

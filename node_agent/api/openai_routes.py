@@ -18,12 +18,14 @@ from manifests.wire.continuation import (
     TELL_HEADER,
     unpack,
 )
+from manifests.wire.elapsed import ELAPSED_HEADER, parse_elapsed
+from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 from node_agent.api.answers import Manner, RunResponse
 from node_agent.api.body import parse_json_object, read_bytes, read_json_object
 from node_agent.api.disconnect import until_gone
 from node_agent.api.traffic import Outcome, Ticket, Traffic
 from node_agent.pool.base import EngineView, Pool
-from node_agent.serving.cache_keys import find_tenant
+from node_agent.serving.cache_keys import find_tenant, wants_isolation
 from node_agent.serving.completion import Completions
 from node_agent.serving.continuing import continue_request, greeted_rows
 from node_agent.serving.dialect import parse_chat, parse_completions
@@ -121,9 +123,15 @@ class OpenAIRoutes:
             raise
 
     async def _answer(self, request: Request, read: Read, ticket: Ticket) -> Response:
-        generation = replace(await read(request), tenant=find_tenant(request.headers))
+        generation = replace(
+            await read(request),
+            tenant=find_tenant(request.headers),
+            isolated=wants_isolation(request.headers),
+            served_model=request.headers.get(MODEL_HEADER, ""),
+            elapsed_seconds=parse_elapsed(request.headers.get(ELAPSED_HEADER)),
+        )
         self._log_unknown(generation.unknown_fields)
-        view = public_models(self._pool.views()).get(generation.model)
+        view = public_models(self._pool.views()).get(generation.lease_name)
         ticket.model = view.want.spec.model if view is not None else None
         run = await until_gone(request.receive, self._completions.open(generation))
         if run is None:
@@ -135,6 +143,7 @@ class OpenAIRoutes:
             Manner(
                 stream=generation.stream,
                 keep_alive_seconds=self._settings.keep_alive_seconds,
+                tells_usage=request.headers.get(USAGE_HEADER, ""),
                 tells=request.headers.get(TELL_HEADER) == TELL,
                 greeted=greeted_rows(generation),
             ),

@@ -13,6 +13,7 @@ import structlog
 from msgspec import structs
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
+from manifests.prompt.body import ChatPrompt, fill_empty, merge_variables
 from node_agent.engine.messages import (
     Failed,
     Finished,
@@ -26,7 +27,7 @@ from node_agent.serving.commands import Share, plan_command
 from node_agent.serving.continuing import name_again, resume
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
-from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
+from node_agent.serving.request import Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.sources.base import ModelFiles
@@ -65,7 +66,7 @@ class Completions:
         """Start the request. Raises RequestError or EngineError with nothing left behind."""
         clock = Clock(self.monotonic, self.monotonic())
         wait_seconds = min(_WAKE_WAIT_SECONDS, clock.left(request))
-        lease = await self.pool.lease_ready(request.model, wait_seconds=wait_seconds)
+        lease = await self.pool.lease_ready(request.lease_name, wait_seconds=wait_seconds)
         if isinstance(lease, Refusal):
             raise RequestError(lease)
         try:
@@ -153,7 +154,8 @@ class Clock:
 
     def left(self, request: GenerationRequest) -> float:
         """Return what is left of a request's time; infinite without a deadline."""
-        return left_seconds(request.deadline_seconds, self.seconds())
+        elapsed_seconds = request.elapsed_seconds + self.seconds()
+        return left_seconds(request.deadline_seconds, elapsed_seconds)
 
 
 @dataclass(slots=True)
@@ -325,13 +327,13 @@ async def encode_prompts(
     """Return the ids of each prompt; an empty text becomes the start token alone."""
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
-        merged = {**variables, **prompt.variables}
+        merged = merge_variables(variables, prompt.variables)
         return [await text.encode_chat(prompt.messages, prompt.tools, merged)]
     if prompt.token_ids:
         return prompt.token_ids
     start = text.ready.bos_token_id
     encoded = await text.encode_texts(prompt.texts)
-    return [ids or ([] if start is None else [start]) for ids in encoded]
+    return [fill_empty(ids, start) for ids in encoded]
 
 
 def _check_ids(

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from controller.gateway.sse import EventReader
 from controller.gateway.told import Told
+from manifests.prompt.body import TextPrompts
+from manifests.prompt.pieces import PieceKind, PiecePlan
 from manifests.wire.continuation import pack, unpack
 from node_agent.serving.continuing import continue_request, greeted_rows, name_again, resume
-from node_agent.serving.request import Endpoint, GenerationRequest, TextPrompts
+from node_agent.serving.request import Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, StreamWriter, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.serving.sse import DONE, comment, event
 from node_agent.serving.telling import Teller
 from node_agent.text.detokenizer import ByteDetokenizer
-from node_agent.text.pieces import PieceKind, PiecePlan
 from node_agent.text.stops import StopMatcher
 
 # Whole words, the four bytes of an emoji one by one, and bytes that are never valid.
@@ -149,7 +150,7 @@ def read_through_cuts(model: Model, cuts: list[tuple[int, int]]) -> bytes:
             return passed + DONE
         # Without any data the request is sent as a whole once more.
         if b"data:" in passed:
-            head, kept = unpack(pack(told.continuation(PATH, None), body))
+            head, kept = unpack(pack(told.continuation(PATH), body))
             assert kept == body
             request = continue_request(model.request(), head)
     raise AssertionError("the last answer is not cut")
