@@ -3,7 +3,6 @@
 Called by the proxy.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,34 +19,32 @@ def ask_to_tell(call: Call, settings: GatewaySettings) -> Call:
     return replace(call, headers={**call.headers, TELL_HEADER: TELL})
 
 
-def ask_for_rest(call: Call, path: str, course: Course, left_seconds: float) -> Call:
+def ask_for_rest(call: Call, path: str, course: Course) -> Call:
     """Return the call for the rest of a stream of which the client has a part."""
-    # An engine reads 0 as no deadline.
-    deadline = None if math.isinf(left_seconds) else max(left_seconds, 0.001)
-    head = course.told.continuation(path, deadline)
     return replace(
         call,
         url=call.url.removesuffix(path) + CONTINUE_PATH,
         headers={**call.headers, "content-type": CONTINUE_TYPE},
-        body=pack(head, call.body),
+        body=pack(course.told.continuation(path), call.body),
     )
 
 
-def continued(exchange: Exchange, course: Course) -> Exchange:
+def continued(exchange: Exchange, course: Course, model: str) -> Exchange:
     """Return the exchange as it counts for placement: what was said is prompt now.
 
-    The rest comes from the Model that began.
+    Only the same model can go on with it, whatever others stand behind a Route.
     """
     peeked, said = exchange.peeked, course.told.tokens
-    model = exchange.down.model or exchange.model
     cap = None if peeked.max_tokens is None else max(1, peeked.max_tokens - said)
-    facts = {name: replace(one, tokens=one.tokens + said) for name, one in exchange.facts.items()}
+    facts = {
+        name: replace(known, tokens=known.tokens + said) for name, known in exchange.facts.items()
+    }
     return replace(
         exchange,
         model=model,
         models=(model,),
-        facts=facts,
         peeked=replace(peeked, prompt_tokens=peeked.prompt_tokens + said, max_tokens=cap),
+        facts=facts,
     )
 
 

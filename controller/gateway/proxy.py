@@ -88,12 +88,12 @@ class Proxy:
             ending = await self._attempt(exchange, endpoint, seat, course)
             self._count(course, endpoint, ending)
             if isinstance(ending, Cut):
-                placed = continued(exchange, course)
+                placed = continued(exchange, course, endpoint.model)
             history = course.history(exchange, self._clock())
             step = plan_next(ending, history, self._settings)
             if step is Next.DONE:
                 return await self._end(exchange, ending)
-            if step is Next.GIVE_UP and self._next_model(exchange, course, endpoint, ending):
+            if step is Next.GIVE_UP and self._next_model(placed, course, endpoint, ending):
                 step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
@@ -127,7 +127,6 @@ class Proxy:
     async def _send(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Ending:
         """Forward, and leave a node that dies before its answer has begun."""
         node, down = endpoint.key.node, exchange.down
-        down.model = endpoint.model
         call = self._call(exchange, endpoint, course)
         with ExitStack() as stack:
             try:
@@ -150,10 +149,12 @@ class Proxy:
         """Return the request for one endpoint: the whole answer, or the rest of a cut stream."""
         inbound, down, fleet = exchange.inbound, exchange.down, self._fleet
         node, address = endpoint.key.node, endpoint.address
+        down.model = endpoint.model
+        # Without a key nobody is charged, and a count at the end does for the metrics.
+        usage = USAGE_EACH if exchange.key_name else USAGE_END
         told = {
             MODEL_HEADER: endpoint.model,
-            # Without a key nobody is charged, and a count at the end does for the metrics.
-            USAGE_HEADER: USAGE_EACH if exchange.key_name else USAGE_END,
+            USAGE_HEADER: usage,
             ELAPSED_HEADER: format_elapsed(self._clock() - exchange.started_seconds),
             **exchange.tenancy,
         }
@@ -172,7 +173,7 @@ class Proxy:
         call = ask_to_tell(call, self._settings)
         if not down.has_data:
             return call
-        return ask_for_rest(call, inbound.path, course, exchange.left_seconds(self._clock()))
+        return ask_for_rest(call, inbound.path, course)
 
     def _next_model(
         self, exchange: Exchange, course: Course, endpoint: EndpointView, ending: Ending

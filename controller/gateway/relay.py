@@ -65,7 +65,7 @@ async def _relay_stream(
     try:
         async for data in response.content.iter_any():
             batch = reader.feed(data)
-            down.usage = reader.usage
+            down.usage = reader.usage or down.usage
             if batch.passed:
                 if not down.started:
                     await down.start(response.status, headers)

@@ -99,7 +99,7 @@ class Told:
         self._usable = self._usable and named_again and 0 < identity[3] <= _ROWS_MAX
         self._identity = identity
 
-    def continuation(self, path: str, deadline_seconds: float | None) -> Continuation:
+    def continuation(self, path: str) -> Continuation:
         """Return what to ask another node for.
 
         Raises: ValueError when the stream is not movable.
@@ -113,7 +113,6 @@ class Told:
             created=created,
             fingerprint=fingerprint,
             rows=tuple(self._told_row(b"%d" % index) for index in range(count)),
-            deadline_seconds=deadline_seconds,
         )
 
     def _told_row(self, name: bytes) -> ToldRow | None:

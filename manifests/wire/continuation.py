@@ -43,7 +43,6 @@ class Continuation(Reported):
     """What is left to answer of a stream, without its body.
 
     `rows` has one item a choice, None for one of which the client has nothing yet.
-    `deadline_seconds` is what is left of the client's time; None without a deadline.
     """
 
     path: str
@@ -51,7 +50,6 @@ class Continuation(Reported):
     created: int
     fingerprint: str = Field(description="as in system_fingerprint: ids mean nothing elsewhere")
     rows: tuple[ToldRow | None, ...]
-    deadline_seconds: float | None = None
 
 
 def identity_line(id_: str, created: int, fingerprint: str, rows: int) -> bytes:

@@ -123,17 +123,12 @@ class OpenAIRoutes:
             raise
 
     async def _answer(self, request: Request, read: Read, ticket: Ticket) -> Response:
-        generation, headers = await read(request), request.headers
-        # What is left of a stream that moved is told beside it.
-        elapsed_seconds = (
-            0.0 if generation.continues else parse_elapsed(headers.get(ELAPSED_HEADER))
-        )
         generation = replace(
-            generation,
-            tenant=find_tenant(headers),
-            isolated=wants_isolation(headers),
-            served_model=headers.get(MODEL_HEADER, ""),
-            elapsed_seconds=elapsed_seconds,
+            await read(request),
+            tenant=find_tenant(request.headers),
+            isolated=wants_isolation(request.headers),
+            served_model=request.headers.get(MODEL_HEADER, ""),
+            elapsed_seconds=parse_elapsed(request.headers.get(ELAPSED_HEADER)),
         )
         self._log_unknown(generation.unknown_fields)
         view = public_models(self._pool.views()).get(generation.lease_name)
@@ -148,8 +143,8 @@ class OpenAIRoutes:
             Manner(
                 stream=generation.stream,
                 keep_alive_seconds=self._settings.keep_alive_seconds,
-                tells=headers.get(TELL_HEADER) == TELL,
-                tells_usage=headers.get(USAGE_HEADER, ""),
+                tells_usage=request.headers.get(USAGE_HEADER, ""),
+                tells=request.headers.get(TELL_HEADER) == TELL,
                 greeted=greeted_rows(generation),
             ),
         )

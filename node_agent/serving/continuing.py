@@ -19,7 +19,7 @@ def continue_request(request: GenerationRequest, head: Continuation) -> Generati
         _refuse("Only a stream without log-probabilities can be continued.")
     if len(head.rows) != request.rows:
         _refuse(f"The continuation has {len(head.rows)} choices, the request {request.rows}.")
-    return replace(request, continues=head, deadline_seconds=head.deadline_seconds)
+    return replace(request, continues=head)
 
 
 def name_again(identity: Identity, head: Continuation, vocabulary: int) -> Identity:

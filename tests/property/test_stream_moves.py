@@ -150,7 +150,7 @@ def read_through_cuts(model: Model, cuts: list[tuple[int, int]]) -> bytes:
             return passed + DONE
         # Without any data the request is sent as a whole once more.
         if b"data:" in passed:
-            head, kept = unpack(pack(told.continuation(PATH, None), body))
+            head, kept = unpack(pack(told.continuation(PATH), body))
             assert kept == body
             request = continue_request(model.request(), head)
     raise AssertionError("the last answer is not cut")

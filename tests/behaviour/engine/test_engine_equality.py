@@ -66,12 +66,13 @@ def test_rows_with_different_sampling_do_not_touch_each_other():
         assert set(alone[6]) == {30}
 
 
-def test_a_row_goes_on_as_if_it_had_never_been_cut():
+@pytest.mark.parametrize("name", ["llama", "llama4"])
+def test_a_row_goes_on_as_if_it_had_never_been_cut(name):
     """What was said elsewhere is drawn already, and counts as output for the penalties."""
-    with bare_engine(tiny_model("llama"), chunk_tokens=32) as engine:
+    with bare_engine(tiny_model(name), chunk_tokens=32) as engine:
         for index in range(8):
-            name, command = f"whole-{index}", _mixed(index, "whole")
-            said = token_ids(engine.run(command)[name])
+            command = _mixed(index, "whole")
+            said = token_ids(engine.run(command)[command.request_id])
             rests = [
                 structs.replace(
                     command,

@@ -16,6 +16,7 @@ from manifests.wire.continuation import (
     tokens_line,
     unpack,
 )
+from manifests.wire.elapsed import ELAPSED_HEADER
 from tests.support.gateway_host import Host, gateway_host
 from tests.support.scripted_agent import DONE, USAGE, Call, ScriptedAgent, event, load
 from tests.support.stream_client import Heard, listen
@@ -268,9 +269,13 @@ async def test_a_move_has_the_rest_of_the_clients_time_and_none_after_it() -> No
     async with gateway_host(*agents) as host:
         assert (await hear(host, deadline_seconds=30)).dones == 1
         [asked] = continuations(agents)
-        left = head_of(asked).deadline_seconds
-        assert left is not None
-        assert 0 < left < 30
+        [first] = [call for call in calls_of(agents) if call is not asked]
+        used = [float(call.headers[ELAPSED_HEADER]) for call in (first, asked)]
+        assert used[0] <= used[1] < 30
+    agents = two_agents(after_three(stall))
+    async with gateway_host(*agents, stall_seconds=1.0) as host:
+        assert len((await hear(host, deadline_seconds=0.5)).errors) == 1
+        assert not continuations(agents)
 
 
 async def test_a_node_that_refuses_the_rest_is_not_the_last_one_asked() -> None:

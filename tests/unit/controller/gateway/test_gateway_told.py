@@ -27,7 +27,7 @@ def test_everything_told_is_in_the_continuation() -> None:
     assert noted.movable
     assert not noted.complete
     assert noted.tokens == 3
-    assert noted.continuation("/v1/completions", 2.5) == Continuation(
+    assert noted.continuation("/v1/completions") == Continuation(
         path="/v1/completions",
         id="chatcmpl-1",
         created=17,
@@ -38,7 +38,6 @@ def test_everything_told_is_in_the_continuation() -> None:
             ToldRow(ids=(5,), ended=True),
             ToldRow(ids=(9,), reason="length"),
         ),
-        deadline_seconds=2.5,
     )
 
 
@@ -70,4 +69,4 @@ def test_lines_that_are_not_as_agreed_or_too_many_pin_the_stream(line: bytes) ->
     noted = told(b":@id 17 fp_x 1", b":+0 1", line)
     assert not noted.movable
     with pytest.raises(ValueError, match="cannot move"):
-        noted.continuation("/v1/completions", None)
+        noted.continuation("/v1/completions")
