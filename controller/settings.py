@@ -106,7 +106,8 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         log_format=given.log_format,
         shutdown=ShutdownSettings(given.drain_seconds, given.grace_seconds),
         gateway=GatewaySettings(
-            tokenizer_dir=None if data_dir is None else data_dir / TOKENIZERS_NAME
+            require_key=given.require_key,
+            tokenizer_dir=None if data_dir is None else data_dir / TOKENIZERS_NAME,
         ),
     )
 
@@ -176,6 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--api", type=parse_url, metavar="URL", help="API to use when the api role is elsewhere"
+    )
+    parser.add_argument(
+        "--require-key",
+        action="store_true",
+        help="the gateway asks for an API key even while no ApiKey is declared",
     )
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT

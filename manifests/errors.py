@@ -25,6 +25,10 @@ class Code(StrEnum):
     UNSUPPORTED_VALUE = "unsupported_value"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     PREFILL_MEMORY_EXCEEDED = "prefill_memory_exceeded"
+    INVALID_API_KEY = "invalid_api_key"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+    INSUFFICIENT_QUOTA = "insufficient_quota"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -47,6 +51,10 @@ HTTP_STATUS: dict[Code, int] = {
     Code.UNSUPPORTED_VALUE: 400,
     Code.CONTEXT_LENGTH_EXCEEDED: 400,
     Code.PREFILL_MEMORY_EXCEEDED: 413,
+    Code.INVALID_API_KEY: 401,
+    Code.MODEL_NOT_ALLOWED: 403,
+    Code.RATE_LIMIT_EXCEEDED: 429,
+    Code.INSUFFICIENT_QUOTA: 429,
     Code.MODEL_NOT_FOUND: 404,
     Code.NOT_FOUND: 404,
     Code.METHOD_NOT_ALLOWED: 405,

@@ -17,6 +17,7 @@ class ErrorCode(StrEnum):
     NOT_SUPPORTED = "FieldValueNotSupported"
     TYPE_INVALID = "FieldValueTypeInvalid"
     UNKNOWN = "FieldUnknown"
+    FORBIDDEN = "FieldValueForbidden"
 
 
 def format_path(path: Path) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from manifests.api_key import ApiKey
 from manifests.cache_budget import CacheBudget
 from manifests.engine import Engine
 from manifests.event import Event
@@ -12,6 +13,7 @@ from manifests.guard import MemoryGuard
 from manifests.meta import FleetObject
 from manifests.model import Model
 from manifests.node import Node
+from manifests.route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,10 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind("Model", "models", "model", ("mdl",), Model),
+    Kind("Route", "routes", "route", ("rt",), Route),
     Kind("MemoryGuard", "memoryguards", "memoryguard", ("mg",), MemoryGuard),
     Kind("CacheBudget", "cachebudgets", "cachebudget", ("cb",), CacheBudget),
+    Kind("ApiKey", "apikeys", "apikey", ("key", "keys"), ApiKey),
     Kind("Node", "nodes", "node", ("nd",), Node),
     Kind("Engine", "engines", "engine", ("eng",), Engine, declared_by_users=False),
     Kind("Event", "events", "event", ("ev",), Event, declared_by_users=False, has_status=False),

@@ -16,6 +16,13 @@ from manifests.scheme import KINDS, Kind, resolve_kind
 
 _CLOSE_ENOUGH = 0.7
 _MAX_LISTED = 12
+# What people write in good faith and must not, with what to do instead.
+_ADVICE: dict[tuple[str, Path], str] = {
+    ("ApiKey", ("spec", "secret")): (
+        "a secret is never stored: remove it here and anywhere it was saved, and let `mlxctl "
+        "create key NAME` make one, or set hash to the SHA-256 of a long random secret in hex"
+    ),
+}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -49,6 +56,11 @@ def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
             return None
         found = _nested(fields_of(found).get(step))
     return found
+
+
+def advise(kind: Kind, path: Path) -> str:
+    """Say what to do instead of writing a field that must never be stored; empty for others."""
+    return _ADVICE.get((kind.name, path), "")
 
 
 def suggest_field(kind: Kind, parent: Path, name: str) -> str:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from manifests.field_errors import ErrorCode, FieldError, Path, format_path
 from manifests.meta import NAME_PATTERN
 from manifests.scheme import Kind
-from manifests.suggest import nearest, suggest_field
+from manifests.suggest import advise, nearest, suggest_field
 
 # What the user wrote at a path when it reads as something other than text; None if unknown.
 Written = Callable[[Path], str | None]
@@ -79,6 +79,9 @@ def translate(
     path: Path = detail["loc"]
     error, context = detail["type"], detail.get("ctx", {})
     value = value_at(raw, path)
+    if error == "extra_forbidden" and (advice := advise(kind, path)):
+        # Not merely unknown: that could be waved through, and a copy kept in an annotation.
+        return FieldError.at(path, "must not be written here", advice, ErrorCode.FORBIDDEN)
     if error == "extra_forbidden":
         hint = suggest_field(kind, path[:-1], str(path[-1]))
         return FieldError.at(path, "unknown field", hint, ErrorCode.UNKNOWN)

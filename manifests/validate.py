@@ -209,8 +209,8 @@ def _check_annotations(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 def _check_keyed_lists(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     """Refuse repeats in lists whose items are told apart by a key."""
-    if raw.get("kind") == "Model":
-        seen = {value_at(raw, ("metadata", "name")): "the model's own name"}
+    if raw.get("kind") in {"Model", "Route"}:
+        seen = {value_at(raw, ("metadata", "name")): f"the {str(raw['kind']).lower()}'s own name"}
         for index, alias in enumerate(_items(raw, "aliases")):
             path: Path = ("spec", "aliases", index)
             if alias == "":
@@ -219,6 +219,8 @@ def _check_keyed_lists(raw: Mapping[str, Any]) -> Iterator[FieldError]:
                 yield FieldError.at(path, f"{show(alias)} repeats {seen[alias]}", "remove it")
             elif isinstance(alias, str):
                 seen[alias] = format_path(path)
+    if raw.get("kind") == "Route":
+        yield from _check_backends(raw)
     if raw.get("kind") == "Node":
         marks: dict[tuple[str, str], str] = {}
         for index, taint in enumerate(_items(raw, "taints")):
@@ -230,6 +232,35 @@ def _check_keyed_lists(raw: Mapping[str, Any]) -> Iterator[FieldError]:
                 message = f"repeats the key and effect of {marks[mark]}"
                 yield FieldError.at(path, message, "keep one of the two")
             marks.setdefault(mark, format_path(path))
+
+
+def _check_backends(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Refuse a Model named twice in one list, and weights that are all zero."""
+    rules = [("spec", "rules", index, "backends") for index, _ in enumerate(_items(raw, "rules"))]
+    for path in (("spec", "backends"), *rules):
+        backends = value_at(raw, path)
+        if not isinstance(backends, list):
+            continue
+        yield from _check_repeats(
+            (*path,), [value_at(item, ("model",)) for item in backends], "model"
+        )
+        weights = [
+            item.get("weight", 1) if isinstance(item, Mapping) else None for item in backends
+        ]
+        if weights and all(weight == 0 and weight is not False for weight in weights):
+            yield FieldError.at(path, "every weight is 0", "give one of them a weight above 0")
+    fallbacks: Path = ("spec", "fallbacks")
+    yield from _check_repeats(fallbacks, _items(raw, "fallbacks"), "")
+
+
+def _check_repeats(path: Path, names: list[Any], field: str) -> Iterator[FieldError]:
+    seen: dict[str, str] = {}
+    for index, name in enumerate(names):
+        place: Path = (*path, index, field) if field else (*path, index)
+        if isinstance(name, str) and name in seen:
+            yield FieldError.at(place, f"{show(name)} repeats {seen[name]}", "remove it")
+        elif isinstance(name, str):
+            seen[name] = format_path(place)
 
 
 def _items(raw: Mapping[str, Any], name: str) -> list[Any]:

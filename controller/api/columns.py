@@ -180,13 +180,6 @@ def _node_count(obj: RawObject, _now: float) -> Cell:
     return len(dig(obj, "status", "nodes") or ())
 
 
-def _in_force(obj: RawObject, _now: float) -> Cell:
-    held = _condition(obj, "InForce")
-    if held is None:
-        return "Unknown"
-    return "True" if held.status is ConditionStatus.TRUE else held.reason
-
-
 def _hot_size(obj: RawObject, _now: float) -> Cell:
     return _text(dig(obj, "spec", "hot", "size"))
 
@@ -197,6 +190,56 @@ def _ssd_size(obj: RawObject, _now: float) -> Cell:
 
 def _text(value: Any) -> Cell:
     return "<off>" if value is None else str(value)
+
+
+def _route_backends(obj: RawObject, _now: float) -> Cell:
+    backends = dig(obj, "spec", "backends") or ()
+    whole = sum(item.get("weight", 1) for item in backends)
+    if len(backends) == 1 or not whole:
+        return ",".join(item["model"] for item in backends)
+    return ",".join(f"{item['model']}={item.get('weight', 1)}/{whole}" for item in backends)
+
+
+def _holds(type_: str) -> Read:
+    def read(obj: RawObject, _now: float) -> Cell:
+        held = _condition(obj, type_)
+        if held is None:
+            return "Unknown"
+        return "True" if held.status is ConditionStatus.TRUE else held.reason
+
+    return read
+
+
+def _listed(*path: str) -> Read:
+    return lambda obj, _now: ",".join(dig(obj, *path) or ()) or None
+
+
+def _models_allowed(obj: RawObject, _now: float) -> Cell:
+    return ",".join(dig(obj, "spec", "models") or ()) or "<all>"
+
+
+def _key_status(obj: RawObject, _now: float) -> Cell:
+    usable = _condition(obj, "Usable")
+    if usable is None:
+        return "Unknown"
+    return "Usable" if usable.status is ConditionStatus.TRUE else usable.reason
+
+
+def _key_tokens(obj: RawObject, _now: float) -> Cell:
+    usage = dig(obj, "status", "usage") or {}
+    return (usage.get("promptTokens") or 0) + (usage.get("completionTokens") or 0)
+
+
+def _key_budget(obj: RawObject, _now: float) -> Cell:
+    budget = dig(obj, "spec", "budget")
+    if not isinstance(budget, Mapping):
+        return None
+    return f"{dig(obj, 'status', 'usage', 'budgetUsed') or 0}/{budget.get('tokens')}"
+
+
+def _key_last_used(obj: RawObject, now: float) -> Cell:
+    seen = dig(obj, "status", "usage", "lastUsed")
+    return _since(seen, now) if seen else "<never>"
 
 
 def _event_object(obj: RawObject, _now: float) -> Cell:
@@ -269,7 +312,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Tier", _at("spec", "tier")),
         Column("Margin", _at("spec", "prefillTransientMargin")),
         Column("Nodes", _node_count, type="integer", description="how many follow it"),
-        Column("In-Force", _in_force, description="True, or the reason why not yet"),
+        Column("In-Force", _holds("InForce"), description="True, or the reason why not yet"),
         AGE,
         Column("Selector", _selector, 1),
         Column("Custom-Ceiling", _at("spec", "customCeiling"), 1),
@@ -279,10 +322,38 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("SSD", _ssd_size),
         Column("Hot", _hot_size),
         Column("Nodes", _node_count, type="integer", description="how many follow it"),
-        Column("In-Force", _in_force, description="True, or the reason why not yet"),
+        Column("In-Force", _holds("InForce"), description="True, or the reason why not yet"),
         AGE,
         Column("Selector", _selector, 1),
         Column("Isolation", _at("spec", "isolation"), 1),
+    ),
+    "Route": (
+        NAME,
+        Column("Backends", _route_backends, description="Models and their shares"),
+        Column("Fallbacks", _listed("spec", "fallbacks")),
+        Column("Accepted", _holds("Accepted"), description="True, or the reason why not"),
+        Column("Resolved", _holds("ResolvedRefs"), description="True, or the reason why not"),
+        AGE,
+        Column("Aliases", _listed("spec", "aliases"), 1),
+        Column("Rules", lambda obj, _now: len(dig(obj, "spec", "rules") or ()), 1, type="integer"),
+        Column("Sticky", _at("spec", "sticky"), 1),
+    ),
+    "ApiKey": (
+        NAME,
+        Column("Prefix", _at("spec", "prefix"), description="the secret's first characters"),
+        Column("Status", _key_status, description="Usable, or the reason why not"),
+        Column("Models", _models_allowed),
+        Column("Requests", _at("status", "usage", "requests"), type="integer"),
+        Column("Tokens", _key_tokens, type="integer", description="prompt and output"),
+        Column("Budget", _key_budget, description="tokens used in this period of those allowed"),
+        Column("Last-Used", _key_last_used),
+        AGE,
+        Column("Priority", _at("spec", "priority"), 1, type="integer"),
+        Column("RPM", _at("spec", "limits", "requestsPerMinute"), 1, type="integer"),
+        Column("TPM", _at("spec", "limits", "tokensPerMinute"), 1, type="integer"),
+        Column("Concurrent", _at("spec", "limits", "concurrentRequests"), 1, type="integer"),
+        Column("Expires", _at("spec", "expires"), 1),
+        Column("Isolation", _at("spec", "cacheIsolation"), 1),
     ),
     "Event": (
         Column("Last Seen", _event_seen),

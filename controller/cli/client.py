@@ -52,11 +52,16 @@ class WatchLine:
 class ApiClient:
     """Calls one server. Raises CliError (unreachable) and ApiError (an answer that says no)."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, api_key: str = "") -> None:
         self.server = server.rstrip("/")
         timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
         # Loopback and local networks: a proxy from the environment would only be in the way.
-        self._http = httpx.Client(base_url=self.server, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.server,
+            timeout=timeout,
+            trust_env=False,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        )
 
     def close(self) -> None:
         """Give the connections back."""

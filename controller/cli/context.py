@@ -12,6 +12,7 @@ class Session:
     """The server to call; the client is made at first use and closed with the command."""
 
     server: str
+    api_key: str = ""
     client: ApiClient | None = None
 
 
@@ -21,6 +22,6 @@ def client_of(ctx: typer.Context) -> ApiClient:
     if session is None:
         raise RuntimeError("the root command makes the session")
     if session.client is None:
-        session.client = ApiClient(session.server)
+        session.client = ApiClient(session.server, session.api_key)
         ctx.call_on_close(session.client.close)
     return session.client

@@ -12,6 +12,7 @@ import typer
 from controller.cli.chat import chat
 from controller.cli.client import DEFAULT_SERVER, api_failure
 from controller.cli.context import Session
+from controller.cli.creating import create
 from controller.cli.exits import CliError, Exit
 from controller.cli.output import show_error
 from controller.cli.reading import describe, get, logs, plan, version
@@ -43,9 +44,12 @@ def root(
     server: Annotated[
         str, typer.Option("--server", envvar="MLXCTL_SERVER", help="URL of the controller")
     ] = DEFAULT_SERVER,
+    api_key: Annotated[
+        str, typer.Option("--api-key", envvar="MLXCTL_API_KEY", help="sent by chat, if it is asked")
+    ] = "",
 ) -> None:
     """Serve MLX models on a fleet of Macs: declare, apply, talk."""
-    ctx.obj = Session(server if "://" in server else f"http://{server}")
+    ctx.obj = Session(server if "://" in server else f"http://{server}", api_key)
 
 
 for command in (up, apply, get, describe, wait, chat, plan, logs, delete, version):
@@ -53,6 +57,7 @@ for command in (up, apply, get, describe, wait, chat, plan, logs, delete, versio
 app.add_typer(route)
 for passing in (controller, agent):
     app.command(context_settings=PASS_ON, add_help_option=False)(passing)
+app.add_typer(create)
 
 
 def main() -> None:

@@ -10,25 +10,33 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from controller.gateway.door import Door
 from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
 from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy, ProxyParts
+from controller.gateway.quotas import Quotas
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Upstream
+from controller.gateway.usage_writer import UsageWriter
+from controller.key_metrics import KeyMetrics
 from controller.metrics import EndpointCollector, GatewayMetrics, PromptMetrics
+from controller.runtime.objects import Objects
 from manifests.wire.explain import EXPLAIN_PATH
-from manifests.wire.listwatch import ObjectSource
+from manifests.wire.informer import Informer
 
 
 class Gateway:
     """The fleet's OpenAI endpoint."""
 
-    def __init__(self, parts: HandlerParts, upstream: Upstream) -> None:
+    def __init__(
+        self, parts: HandlerParts, upstream: Upstream, keys: Informer, usage: UsageWriter
+    ) -> None:
         """Wire the routes; nothing runs until `run`."""
         self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
         self._prompts = parts.prompts
+        self._keys, self._usage = keys, usage
         completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
         self.routes: list[Route] = [
             Route("/v1/chat/completions", completions),
@@ -49,7 +57,7 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether the gateway has seen what is declared."""
-        return self._fleet.synced
+        return self._fleet.synced and self._keys.synced
 
     async def run(self) -> None:
         """Follow the fleet and hold connections to agents until cancelled.
@@ -57,8 +65,10 @@ class Gateway:
         Cancel it after the HTTP server has finished its requests: they use the connections.
         """
         async with self._upstream.open() as session, asyncio.TaskGroup() as group:
-            group.create_task(self._fleet.run(session))
+            group.create_task(self._keys.run())
+            group.create_task(self._usage.run())
             group.create_task(self._prompts.run(session))
+            await self._fleet.run(session)
 
     def accepting(self) -> Mapping[str, int]:
         """Return how many endpoints of each model accept requests now."""
@@ -74,19 +84,23 @@ class Gateway:
 
 
 def build_gateway(
-    source: ObjectSource,
+    objects: Objects,
     registry: CollectorRegistry,
     settings: GatewaySettings | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
+    epoch: Callable[[], float] = time.time,
 ) -> Gateway:
-    """Return a gateway that reads declared objects from `source`. `clock` is monotonic."""
+    """Return a gateway over the declared objects. `clock` is monotonic."""
     settings = settings or GatewaySettings()
     metrics = GatewayMetrics(registry)
-    fleet, upstream = Fleet(source, settings, clock), Upstream(settings)
+    fleet, upstream = Fleet(objects, settings, clock), Upstream(settings)
     proxy = Proxy(ProxyParts(settings, fleet, upstream, metrics, clock))
+    keys, quotas = Informer(objects, "apikeys"), Quotas(clock, epoch)
+    door = Door(keys, quotas, KeyMetrics(registry), epoch, require_key=settings.require_key)
     prompts = Prompts(fleet, settings, PromptMetrics(registry, metrics.stages), clock)
-    parts = HandlerParts(settings, fleet, proxy, prompts, metrics, clock, int(time.time()))
-    gateway = Gateway(parts, upstream)
+    parts = HandlerParts(settings, fleet, proxy, prompts, door, metrics, clock, int(epoch()))
+    usage = UsageWriter(objects, quotas, settings.usage_seconds)
+    gateway = Gateway(parts, upstream, keys, usage)
     registry.register(EndpointCollector(gateway.accepting))
     return gateway

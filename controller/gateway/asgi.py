@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from controller.gateway.peek import refuse_oversize
-from controller.gateway.sse import error_event
+from controller.gateway.sse import Usage, error_event
 from manifests.errors import Code, Refusal
 from manifests.wire.error_body import openai_error, openai_headers
 
@@ -107,7 +107,9 @@ def find_header(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
 class Downstream:
     """The answer to one client: at most one, whole or visibly broken.
 
-    `route` says in a header how it came to its node, as known when the answer begins.
+    `model` is the Model whose engine was asked last, `usage` what the answer has cost so far, as
+    far as it is known; `extra_headers` go with whatever answer there is. `route` says in a header
+    how it came to its node, as known when the answer begins.
     """
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
@@ -118,6 +120,9 @@ class Downstream:
         self.whole = False
         self.status = 0
         self.first_data_seconds: float | None = None
+        self.model: str | None = None
+        self.usage: Usage | None = None
+        self.extra_headers: tuple[RawHeader, ...] = ()
         self.route = ""
 
     @property
@@ -128,7 +133,9 @@ class Downstream:
     async def start(self, status: int, headers: Iterable[RawHeader]) -> None:
         """Send the head of an answer whose length is not known yet."""
         self.started, self.status = True, status
-        own = [(b"x-request-id", self._request_id.encode("ascii"))]
+        own = [(b"x-request-id", self._request_id.encode("ascii")), *self.extra_headers]
+        if self.model is not None:
+            own.append((b"x-mlxfleet-model", self.model.encode("latin-1")))
         if self.route:
             own.append((ROUTE_HEADER, self.route.encode("ascii", "replace")))
         await self._send(

@@ -10,10 +10,12 @@ from typing import Any
 
 from controller.gateway.endpoints import EndpointView
 from controller.gateway.peek import shown_name
+from controller.gateway.routing import Asking, plan_models
 from manifests.engine import Engine, EnginePhase
 from manifests.errors import Code, Refusal, Retryable
 from manifests.meta import ConditionStatus
 from manifests.model import Model
+from manifests.route import Route
 from manifests.times import parse_time
 
 _NAMES_SHOWN = 20
@@ -24,7 +26,8 @@ _STARTING = (EnginePhase.PENDING, EnginePhase.DOWNLOADING, EnginePhase.LOADING)
 class FleetView:
     """Everything routing reads, frozen.
 
-    `names` maps each public name to its model; `down` names the nodes that are not answering.
+    `names` maps each name of a model to that model, `routes` each name of a Route to it, which
+    wins; `down` names the nodes that are not answering.
     """
 
     synced: bool = False
@@ -33,6 +36,7 @@ class FleetView:
     engines: Mapping[str, Engine] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     down: frozenset[str] = frozenset()
+    routes: Mapping[str, Route] = field(default_factory=dict)
 
     def candidates(self, model: str) -> tuple[EndpointView, ...]:
         """Return the endpoints of one model, accepting or not."""
@@ -53,11 +57,26 @@ def plan_names(models: Mapping[str, Model], endpoints: Sequence[EndpointView]) -
     return names
 
 
-def resolve(view: FleetView, name: str) -> str | Refusal:
-    """Return the model that a request's `model` means, or why there is none."""
+def names_of(view: FleetView, name: str) -> tuple[str, ...]:
+    """Return the names by which a key may be allowed to use what a request calls `name`.
+
+    Whoever may use a model may call it by its aliases. A Route is allowed by what it was called
+    only, since it leads to several Models.
+    """
+    if name in view.routes:
+        return (name,)
+    return tuple(dict.fromkeys((name, view.names.get(name, name))))
+
+
+def resolve(view: FleetView, name: str, asking: Asking) -> tuple[str, ...] | Refusal:
+    """Return the models that a request's `model` means, in the order to try, or why none."""
+    route = view.routes.get(name)
+    if route is not None:
+        known = tuple(item for item in plan_models(route, asking) if view.names.get(item) == item)
+        return known or _no_backend(name)
     model = view.names.get(name)
     if model is not None:
-        return model
+        return (model,)
     if not view.synced:
         return Refusal(
             Code.NO_READY_ENGINE,
@@ -68,28 +87,49 @@ def resolve(view: FleetView, name: str) -> str | Refusal:
     return Refusal(
         Code.MODEL_NOT_FOUND,
         f"The model '{shown_name(name)}' does not exist.",
-        hint=_offer(sorted(view.names)),
+        hint=_offer(sorted({*view.names, *view.routes})),
         param="model",
+    )
+
+
+def _no_backend(name: str) -> Refusal:
+    return Refusal(
+        Code.NO_READY_ENGINE,
+        f"None of the Models behind the Route '{shown_name(name)}' exists.",
+        Retryable.LATER,
+        hint="See the ResolvedRefs condition of `mlxctl describe route`.",
+        param="model",
+        retry_after_seconds=10,
     )
 
 
 def list_models(view: FleetView, default_created_seconds: int) -> list[dict[str, Any]]:
     """Return the OpenAI model objects of every name that is served, sorted.
 
-    A model whose engines were all unloaded to make room is: a request brings one back.
+    A model whose engines were all unloaded to make room is: a request brings one back. A route
+    is served when one of its models is.
     """
     ready = [item for item in view.endpoints if item.accepting or item.wakes]
     served = {item.model for item in ready}
     reachable = served | {alias for item in ready for alias in item.aliases}
+    found: dict[str, Model | Route | None] = {
+        name: view.models.get(model)
+        for name, model in view.names.items()
+        if model in served and name in reachable and name not in view.routes
+    }
+    found |= {
+        name: route
+        for name, route in view.routes.items()
+        if served.intersection(route.spec.model_names)
+    }
     return [
         {
             "id": name,
             "object": "model",
-            "created": _created(view.models.get(model), default_created_seconds),
+            "created": _created(obj, default_created_seconds),
             "owned_by": "mlxfleet",
         }
-        for name, model in sorted(view.names.items())
-        if model in served and name in reachable
+        for name, obj in sorted(found.items())
     ]
 
 
@@ -150,7 +190,7 @@ def _offer(names: Sequence[str]) -> str:
     return f"Existing models: {', '.join(names[:_NAMES_SHOWN])}{more}."
 
 
-def _created(model: Model | None, default_seconds: int) -> int:
-    stamp = model.metadata.creation_timestamp if model is not None else None
+def _created(obj: Model | Route | None, default_seconds: int) -> int:
+    stamp = obj.metadata.creation_timestamp if obj is not None else None
     parsed = parse_time(stamp) if stamp else None
     return default_seconds if parsed is None else int(parsed)

@@ -6,6 +6,7 @@ Called by the handlers, which make it, the proxy and the seating.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from controller.gateway.access import NOBODY, Caller
 from controller.gateway.asgi import Downstream, Inbound
 from controller.gateway.demand import Demand
 from controller.gateway.endpoints import EndpointKey
@@ -13,14 +14,16 @@ from controller.gateway.peek import MAX_ROWS, Peeked
 from controller.gateway.prompt_facts import PromptFacts
 from controller.gateway.refusals import No
 from controller.gateway.settings import GatewaySettings
+from manifests.wire.tenant import TENANT_HEADER
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One request that is fit to forward, and where its answer goes.
 
-    A higher `priority` waits less; keys of one priority share, each known by its `tenant`. `facts`
-    are its prompt in tokens, by model, where it could be counted.
+    `models` are the Models to try in turn, more than one behind a Route, and `model` the one in
+    question. `tenancy` are the headers that tell an agent with whom cached prefixes are shared.
+    `facts` are its prompt in tokens, by model, where it could be counted.
     """
 
     inbound: Inbound
@@ -29,10 +32,27 @@ class Exchange:
     model: str
     body: bytes = field(repr=False)
     started_seconds: float
-    priority: int = 0
-    tenant: str = ""
+    models: tuple[str, ...] = ()
+    caller: Caller = NOBODY
+    tenancy: Mapping[str, str] = field(default_factory=dict)
     cached: Mapping[EndpointKey, int] = field(default_factory=dict)
     facts: Mapping[str, PromptFacts] = field(default_factory=dict)
+
+    @property
+    def key_name(self) -> str:
+        """The name of the ApiKey it came with; empty without one."""
+        return self.caller.name
+
+    @property
+    def priority(self) -> int:
+        """Who waits less; higher goes first. With a key a client may stand back, never ahead."""
+        asked = self.peeked.priority
+        return asked if self.caller.key is None else self.caller.priority + min(0, asked)
+
+    @property
+    def tenant(self) -> str:
+        """Who shares with others of one priority: the key, else whom the client says it is."""
+        return self.key_name or self.tenancy.get(TENANT_HEADER, "")
 
 
 @dataclass(slots=True)
@@ -40,7 +60,8 @@ class Course:
     """What happened to one request so far.
 
     Endpoints out of reach do not use up attempts: the request never got there. Nor do noes about
-    memory, which cost an agent nothing but tokenizing.
+    memory, which cost an agent nothing but tokenizing. `hopeless` are Models of a Route whose no
+    holds on every node.
     """
 
     tried: set[EndpointKey] = field(default_factory=set)
@@ -49,6 +70,7 @@ class Course:
     faults: int = 0
     stale: int = 0
     waited_seconds: float = 0.0
+    hopeless: set[str] = field(default_factory=set)
 
 
 def demand_of(exchange: Exchange, settings: GatewaySettings) -> Demand:

@@ -18,6 +18,8 @@ from manifests.engine import Engine
 from manifests.meta import FleetObject
 from manifests.model import Model
 from manifests.node import Node
+from manifests.route import Route
+from manifests.route_names import plan_route_names
 from manifests.wire.informer import Informer
 from manifests.wire.listwatch import ObjectSource
 
@@ -40,6 +42,7 @@ class Fleet:
         self._nodes = Informer(source, "nodes")
         self._models = Informer(source, "models")
         self._engines = Informer(source, "engines")
+        self._routes = Informer(source, "routes")
         self._streams: dict[str, LoadStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -47,13 +50,14 @@ class Fleet:
         self._view: FleetView | None = None
         self._on_declared: list[Callable[[], None]] = []
         self._on_change: list[Callable[[], None]] = []
-        for informer in (self._nodes, self._models, self._engines):
+        self._informers = (self._nodes, self._models, self._engines, self._routes)
+        for informer in self._informers:
             informer.subscribe(self._note_declared)
 
     @property
     def synced(self) -> bool:
         """Whether what is declared has been seen once."""
-        return self._nodes.synced and self._models.synced and self._engines.synced
+        return all(informer.synced for informer in self._informers)
 
     @property
     def node_names(self) -> frozenset[str]:
@@ -94,7 +98,7 @@ class Fleet:
         self._streams.clear()
         self._tasks.clear()
         async with asyncio.TaskGroup() as group:
-            for informer in (self._nodes, self._models, self._engines):
+            for informer in self._informers:
                 group.create_task(informer.run())
             while True:
                 self._wake.clear()
@@ -141,7 +145,8 @@ class Fleet:
         )
         names = plan_names(models, endpoints)
         down = frozenset(name for name, stream in self._streams.items() if stream.down)
-        return FleetView(self.synced, endpoints, models, engines, names, down)
+        routes = plan_route_names(_typed(self._routes, Route).values())
+        return FleetView(self.synced, endpoints, models, engines, names, down, routes)
 
     def _endpoints(self, node: str) -> tuple[EndpointView, ...]:
         seen = self._streams[node].seen

@@ -3,6 +3,7 @@
 Every path answers in OpenAI's error form and is counted once. No prompt text is logged.
 """
 
+import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +11,21 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from controller.gateway.access import Caller, plan_tenancy, refuse_model
 from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.attempts import Broken, Finished
-from controller.gateway.catalog import list_models, resolve
-from controller.gateway.exchange import Exchange
+from controller.gateway.catalog import list_models, names_of, resolve
+from controller.gateway.door import Door, Visit
+from controller.gateway.exchange import Exchange, demand_of
 from controller.gateway.fleet import Fleet
-from controller.gateway.headers import text_of
-from controller.gateway.peek import peek, shown_name
+from controller.gateway.peek import Peeked, peek, shown_name
 from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy
+from controller.gateway.routing import Asking
 from controller.gateway.settings import GatewaySettings
+from controller.gateway.sse import Usage
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal
-from manifests.wire.tenant import name_tenant
 
 _LOG = structlog.get_logger(__name__)
 
@@ -35,6 +38,7 @@ class HandlerParts:
     fleet: Fleet
     proxy: Proxy
     prompts: Prompts
+    door: Door
     metrics: GatewayMetrics
     clock: Callable[[], float]
     created_seconds: int
@@ -52,6 +56,7 @@ class Completions:
 
     def __init__(self, parts: HandlerParts) -> None:
         self._parts = parts
+        self._random = random.Random(parts.settings.seed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count it, however it ends."""
@@ -59,28 +64,42 @@ class Completions:
         down = Downstream(send, inbound.request_id, self._parts.clock)
         metrics, started = self._parts.metrics, self._parts.clock()
         model: str | None = None
+        visit: Visit | None = None
         outcome = "fault"
         with metrics.in_flight():
             try:
                 prepared = await self.prepare(inbound, down, started)
-                if isinstance(prepared, Exchange):
-                    model = prepared.model
-                    outcome = await self._forward(prepared)
-                else:
+                if isinstance(prepared, str):
                     outcome = prepared
+                else:
+                    model = prepared.model
+                    admitted = self._admit(prepared)
+                    if isinstance(admitted, Refusal):
+                        await down.refuse(admitted)
+                        outcome = "client_error"
+                    else:
+                        visit = admitted
+                        outcome = await self._forward(prepared)
             except ClientLeftError:
                 outcome = "cancelled"
             except Exception as fault:  # noqa: BLE001 - request root: every request gets an answer
                 _log_fault(inbound, fault)
                 await _answer_fault(down)
             finally:
+                model = down.model or model
+                if visit is not None:
+                    self._parts.door.settle(visit, down, outcome)
                 metrics.observe_request(model, outcome, self._parts.clock() - started)
                 if down.first_data_seconds is not None:
                     metrics.observe_first_data(model, down.first_data_seconds - started)
 
     async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
-        """Return the exchange to forward, or the outcome when it was refused."""
-        settings = self._parts.settings
+        """Return the exchange to forward, or the outcome when it was refused; nothing is held."""
+        settings, door = self._parts.settings, self._parts.door
+        caller = door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await door.turn_away(down, caller)
+            return outcome_of_status(down.status)
         if inbound.method != "POST":
             allow = ((b"allow", b"POST"),)
             await down.refuse(refuse_method(inbound.method, "POST"), allow)
@@ -93,21 +112,33 @@ class Completions:
         if isinstance(peeked, Refusal):
             await down.refuse(peeked)
             return "client_error"
-        model = resolve(self._parts.fleet.view(), peeked.model)
-        if isinstance(model, Refusal):
-            await down.refuse(model)
-            return "unavailable" if model.code is Code.NO_READY_ENGINE else "client_error"
+        models = self._resolve(caller, peeked, Asking(inbound.headers, body, self._random.random()))
+        if isinstance(models, Refusal):
+            await down.refuse(models)
+            return outcome_of_status(down.status)
         exchange = Exchange(
             inbound,
             down,
             peeked,
-            model,
+            models[0],
             body,
             started,
-            priority=peeked.priority,
-            tenant=name_tenant(lambda name: text_of(inbound.headers, name)),
+            models=models,
+            caller=caller,
+            tenancy=plan_tenancy(caller, inbound.headers),
         )
         return await self._parts.prompts.count(exchange)
+
+    def _resolve(self, caller: Caller, peeked: Peeked, asking: Asking) -> tuple[str, ...] | Refusal:
+        view = self._parts.fleet.view()
+        if not caller.may_use(*names_of(view, peeked.model)):
+            return refuse_model(caller, peeked.model)
+        return resolve(view, peeked.model, asking)
+
+    def _admit(self, exchange: Exchange) -> Visit | Refusal:
+        demand = demand_of(exchange, self._parts.settings)
+        cost = Usage(demand.prompt_tokens, demand.output_tokens * demand.rows)
+        return self._parts.door.admit(exchange.caller, exchange.down, cost)
 
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():
@@ -133,12 +164,20 @@ class ModelList:
         """List what is served, or show one of it."""
         inbound = Inbound.from_scope(scope, receive)
         down = Downstream(send, inbound.request_id, self._parts.clock)
+        caller = self._parts.door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await self._parts.door.turn_away(down, caller)
+            return
         if inbound.method not in {"GET", "HEAD"}:
             allow = ((b"allow", b"GET, HEAD"),)
             await down.refuse(refuse_method(inbound.method, "GET"), allow)
             return
         view = self._parts.fleet.view()
-        listed = list_models(view, self._parts.created_seconds)
+        listed = [
+            item
+            for item in list_models(view, self._parts.created_seconds)
+            if caller.may_use(*names_of(view, item["id"]))
+        ]
         wanted = scope.get("path_params", {}).get("id")
         if wanted is None:
             await down.answer_json({"object": "list", "data": listed})
@@ -166,12 +205,17 @@ class UnknownPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Say what exists instead."""
         inbound = Inbound.from_scope(scope, receive)
+        down = Downstream(send, inbound.request_id, self._parts.clock)
+        caller = self._parts.door.identify(inbound)
+        if isinstance(caller, Refusal):
+            await self._parts.door.turn_away(down, caller)
+            return
         refusal = Refusal(
             Code.NOT_FOUND,
             f"Unknown path {shown_name(inbound.path)}.",
             hint="Try /v1/models, /v1/chat/completions or /v1/completions.",
         )
-        await Downstream(send, inbound.request_id, self._parts.clock).refuse(refusal)
+        await down.refuse(refusal)
 
 
 def outcome_of_status(status: int) -> str:

@@ -1,10 +1,9 @@
 """Which headers pass the gateway in each direction; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from controller.gateway.asgi import RawHeader, find_header
 from controller.gateway.endpoints import EndpointKey
-from manifests.wire.tenant import TENANT_HEADER, name_tenant
 
 _HOP_BY_HOP = frozenset(
     {
@@ -34,10 +33,12 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-requ
 _OURS = b"x-mlxfleet-"
 
 
-def plan_upstream_headers(headers: Iterable[RawHeader], request_id: str) -> dict[str, str]:
+def plan_upstream_headers(
+    headers: Iterable[RawHeader], request_id: str, told: Mapping[str, str]
+) -> dict[str, str]:
     """Return what the agent gets: no hop-by-hop header, no key of the client, our request id.
 
-    Instead of the key it gets a name made of it, which keeps cached prefixes of tenants apart.
+    `told` are the gateway's own headers for agents; those that a client sends are dropped.
     """
     given = tuple(headers)
     dropped = _NOT_UPSTREAM | _named_by_connection(given)
@@ -46,9 +47,7 @@ def plan_upstream_headers(headers: Iterable[RawHeader], request_id: str) -> dict
         for name, value in given
         if name.lower() not in dropped and not name.lower().startswith(_OURS)
     }
-    tenant = name_tenant(lambda name: text_of(given, name))
-    ours = {"x-request-id": request_id, "accept-encoding": "identity"}
-    return passed | ours | ({TENANT_HEADER: tenant} if tenant else {})
+    return {**passed, "x-request-id": request_id, "accept-encoding": "identity", **told}
 
 
 def plan_downstream_headers(

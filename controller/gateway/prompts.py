@@ -33,6 +33,8 @@ from controller.gateway.sse import Usage
 from controller.gateway.tokenizer_shelf import TokenizerShelf
 from controller.gateway.tokenizers import PromptBody, Tokenizers, plan_sources
 from controller.metrics import PromptMetrics
+from manifests.wire.gateway import ISOLATION_HEADER
+from manifests.wire.tenant import TENANT_HEADER
 
 _LOG = structlog.get_logger(__name__)
 
@@ -128,11 +130,12 @@ class Prompts:
 
     def compare(self, exchange: Exchange, usage: Usage) -> None:
         """Learn from an answer whether the node had counted as we did; distrust what did not."""
-        facts = exchange.facts.get(exchange.model)
+        model = exchange.down.model or exchange.model
+        facts = exchange.facts.get(model)
         if facts is None or not facts.exact or facts.total_tokens == usage.prompt_tokens:
             return
         view = self._fleet.view()
-        kinds = set(plan_kinds(view.candidates(exchange.model), view.engines).values())
+        kinds = set(plan_kinds(view.candidates(model), view.engines).values())
         kind = next(iter(kinds)) if len(kinds) == 1 else None
         if kind is None:
             return
@@ -240,12 +243,17 @@ def is_chat(exchange: Exchange) -> bool:
 
 def models_of(exchange: Exchange) -> tuple[str, ...]:
     """Return the Models whose engines may get the request."""
-    return (exchange.model,)
+    return exchange.models or (exchange.model,)
 
 
 def sharing_of(exchange: Exchange) -> Sharing:
     """Return with whom a request shares cached prefixes, as its node will find it."""
-    return Sharing(exchange.tenant, exchange.peeked.cache_salt)
+    told = exchange.tenancy
+    return Sharing(
+        tenant=told.get(TENANT_HEADER, ""),
+        cache_salt=exchange.peeked.cache_salt,
+        isolated=told.get(ISOLATION_HEADER) == "tenant",
+    )
 
 
 def _digest(kind: PromptKind, prompt: PromptBody) -> bytes:

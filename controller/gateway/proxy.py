@@ -40,9 +40,11 @@ from controller.gateway.selection import Decision
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
-from manifests.errors import Refusal, Retryable
+from manifests.errors import Code, Refusal, Retryable
+from manifests.wire.gateway import MODEL_HEADER, USAGE_EACH, USAGE_END, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
+_ABOUT_ONE_MODEL = frozenset({Code.CONTEXT_LENGTH_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Proxy:
             step = plan_next(ending, self._history(exchange, course), self._settings)
             if step is Next.DONE:
                 return await self._end(exchange, ending)
+            if step is Next.GIVE_UP and self._next_model(exchange, course, endpoint, ending):
+                step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
             again = self._seating.again(seat) if step is Next.SAME else None
@@ -114,9 +118,13 @@ class Proxy:
     async def _send(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
         """Forward, and leave a node that dies before it has sent a byte."""
         inbound = exchange.inbound
+        exchange.down.model = endpoint.model
+        # Without a key nobody is charged, and a count at the end does for the metrics.
+        usage = USAGE_EACH if exchange.key_name else USAGE_END
+        told = {MODEL_HEADER: endpoint.model, USAGE_HEADER: usage, **exchange.tenancy}
         call = Call(
             url=endpoint.address + inbound.path,
-            headers=plan_upstream_headers(inbound.headers, inbound.request_id),
+            headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,
@@ -138,6 +146,14 @@ class Proxy:
             except TimeoutError:
                 gone = lost("The node is gone.")
                 return Broken(gone.refusal) if exchange.down.has_data else gone
+
+    def _next_model(
+        self, exchange: Exchange, course: Course, endpoint: EndpointView, ending: Ending
+    ) -> bool:
+        """Whether a no speaks for one model only, and others are left. Mutates: course."""
+        if isinstance(ending, Refused) and ending.refusal.code in _ABOUT_ONE_MODEL:
+            course.hopeless.add(endpoint.model)
+        return endpoint.model in course.hopeless and not course.hopeless.issuperset(exchange.models)
 
     def _count(self, course: Course, endpoint: EndpointView, ending: Ending) -> None:
         course.tried.add(endpoint.key)
@@ -165,7 +181,9 @@ class Proxy:
             await exchange.down.refuse(ending.refusal)
         if isinstance(ending, Finished) and ending.usage is not None:
             self._metrics.count_tokens(
-                exchange.model, ending.usage.prompt_tokens, ending.usage.completion_tokens
+                exchange.down.model or "",
+                ending.usage.prompt_tokens,
+                ending.usage.completion_tokens,
             )
         return ending
 
@@ -175,7 +193,8 @@ class Proxy:
             self._metrics.stages.count_refusal("no_engine")
             await exchange.down.refuse(explain_no_engine(self._fleet.view(), exchange.model))
             return None
-        candidates = self._fleet.view().candidates(exchange.model)
+        view = self._fleet.view()
+        candidates = [item for model in exchange.models for item in view.candidates(model)]
         no = choose_answer(course.noes, candidates)
         if isinstance(no, Refused) and no.body is not None and not exchange.down.started:
             await exchange.down.answer(no.status, no.headers, no.body)

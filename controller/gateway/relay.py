@@ -52,6 +52,7 @@ async def _relay_stream(
     try:
         async for data in response.content.iter_any():
             batch = reader.feed(data)
+            down.usage = reader.usage
             if reader.early_error is not None and not down.has_data:
                 return _parse_refusal(None, reader.early_error, headers)
             if batch.passed:
@@ -97,6 +98,7 @@ async def _relay_answer(
         return lost("The node's answer is malformed.")
     if down.started:
         return lost("The node answered a stream with a single answer.")
+    down.usage = usage
     await down.answer(response.status, headers, body)
     return Finished(usage)
 

@@ -4,10 +4,11 @@ Owns the chooser and the line. Called by the proxy, which sends what has a seat.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from controller.gateway.breaker import Breakers
-from controller.gateway.catalog import explain_no_engine, is_catching_up
+from controller.gateway.catalog import FleetView, explain_no_engine, is_catching_up
 from controller.gateway.choosing import Chooser, Question, refuse_never
 from controller.gateway.exchange import Course, Exchange, demand_of
 from controller.gateway.explain import describe_route, describe_shortage
@@ -21,7 +22,7 @@ from controller.gateway.queueing import (
     WaitOverError,
 )
 from controller.gateway.refusals import refuse_full, refuse_waited
-from controller.gateway.selection import Decision, Outcome
+from controller.gateway.selection import Decision, Outcome, Why
 from controller.gateway.settings import GatewaySettings
 from controller.metrics import StageMetrics
 from manifests.errors import Refusal
@@ -58,17 +59,31 @@ class Seating:
 
     def consider(self, exchange: Exchange) -> Decision:
         """Return what would be done with a request now, and do nothing."""
+        exchange = self._choose_model(exchange, Course())
+        return self._consider(exchange, Course())
+
+    def _consider(self, exchange: Exchange, course: Course) -> Decision:
         claims = self._queue.claims(exchange.model, exchange.priority)
-        return self._chooser.consider(self._question(exchange, Course()), claims)
+        return self._chooser.consider(self._question(exchange, course), claims)
+
+    def _choose_model(self, exchange: Exchange, course: Course) -> Exchange:
+        """Return the exchange with its first Model that can take it now, else that may later."""
+        left = [model for model in exchange.models if model not in course.hopeless]
+        if len(left) < 2:
+            return replace(exchange, model=left[0]) if left else exchange
+        asked = [replace(exchange, model=model) for model in left]
+        ranks = [_rank(self._consider(one, course)) for one in asked]
+        return asked[ranks.index(min(ranks))]
 
     async def find(self, exchange: Exchange, course: Course) -> Seat | Refusal:
         """Return where to send the request, waiting for room when there is none yet."""
         began, stages = self._clock(), self._stages
+        exchange = self._choose_model(exchange, course)
         claims = self._queue.claims(exchange.model, exchange.priority)
         seat = self._chooser.seat(self._question(exchange, course), claims)
         stages.observe("select", seat.decision.outcome.value, self._clock() - began)
         nobody = seat.decision.outcome is Outcome.NOBODY
-        if nobody and not course.tried and await self._catch_up(exchange.model):
+        if nobody and not course.tried and await self._catch_up(exchange.models):
             return await self.find(exchange, course)
         if seat.decision.outcome is Outcome.WAIT:
             waited = await self._wait(exchange, course)
@@ -141,12 +156,16 @@ class Seating:
             exchange.peeked.deadline_seconds,
         )
 
-    async def _catch_up(self, model: str) -> bool:
+    async def _catch_up(self, models: Sequence[str]) -> bool:
         """Give the report of an engine that is declared ready a moment; tell whether it came."""
-        if not is_catching_up(self._fleet.view(), model):
+        late = [model for model in models if is_catching_up(self._fleet.view(), model)]
+        if not late:
             return False
-        seconds = self._settings.catch_up_seconds
-        return await self._fleet.wait_until(lambda view: not is_catching_up(view, model), seconds)
+
+        def one_came(view: FleetView) -> bool:
+            return not all(is_catching_up(view, model) for model in late)
+
+        return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
 
     def _question(self, exchange: Exchange, course: Course) -> Question:
         return Question(
@@ -154,5 +173,13 @@ class Seating:
             demand=demand_of(exchange, self._settings),
             cached=exchange.cached,
             tried=course.tried,
-            noes=course.noes,
+            noes=[no for no in course.noes if no.endpoint.model == exchange.model],
         )
+
+
+def _rank(decision: Decision) -> int:
+    """Return how much is to be hoped of one Model among several; less is better."""
+    if decision.outcome is Outcome.SEND:
+        # The roomiest is a last resort: by all estimates the request does not fit there.
+        return 2 if decision.why is Why.ROOMIEST else 0
+    return {Outcome.WAIT: 1, Outcome.NOBODY: 3}.get(decision.outcome, 4)

@@ -63,3 +63,7 @@ class GatewaySettings:
     """Names of cached prefixes kept of each node, about 130 bytes each; more are left out."""
     seed: int | None = None
     """Seed of the tie break; None draws one from the system."""
+    require_key: bool = False
+    """Refuse requests without an API key even while no ApiKey is declared."""
+    usage_seconds: float = 10.0
+    """How often the usage of keys is written into their status."""

@@ -1,13 +1,16 @@
 """Server-sent events by the event: complete, well-formed, or a fault; no I/O.
 
 Splits an upstream's bytes into whole events, lets through only events whose data is JSON or
-`[DONE]`, and notes usage, errors and the end. Called by the relay.
+`[DONE]`, and notes usage (from an event, or from an agent's comment), errors and the end. Called
+by the relay.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from manifests.wire.gateway import parse_usage_comment
 
 _DONE = b"[DONE]"
 
@@ -82,6 +85,8 @@ class EventReader:
                 has_data, good, parts = has_data or bool(parts), offset, []
                 if self.done:
                     break
+            elif (so_far := parse_usage_comment(text)) is not None:
+                self.usage = Usage(*so_far)
         return events[:good], has_data
 
     def _take(self, payload: bytes) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 import aiohttp
 
 from controller.placement.fleet import NodeView
+from controller.reconcile.api_key import ApiKeyReconciler
 from controller.reconcile.event_pruner import EventPruner
 from controller.reconcile.following import FollowingWatch, build_following
 from controller.reconcile.garbage import GarbageCollector
@@ -20,6 +21,7 @@ from controller.reconcile.model import ModelReconciler
 from controller.reconcile.node import LeaseWatch, NodeReconciler
 from controller.reconcile.observe import FleetObserver, Informers, observe_node
 from controller.reconcile.plan_report import plan_report
+from controller.reconcile.route import RouteReconciler
 from controller.reconcile.settings import ReconcileSettings
 from controller.runtime.events import EventRecorder
 from controller.runtime.loop import Controller
@@ -78,6 +80,19 @@ class Reconcilers:
         self.guards, self.budgets = build_following(
             objects, self.informers, self.fleet, resync_seconds
         )
+        keys, routes = self.informers["apikeys"], self.informers["routes"]
+        self.routes = Controller(
+            "route",
+            RouteReconciler(objects, routes, self.informers["models"]).reconcile,
+            keys=lambda: list(routes.objects),
+            resync_seconds=resync_seconds,
+        )
+        self.keys = Controller(
+            "apikey",
+            ApiKeyReconciler(objects, keys).reconcile,
+            keys=lambda: list(keys.objects),
+            resync_seconds=resync_seconds,
+        )
         self._following = FollowingWatch(self.guards, self.budgets)
         self._uids: dict[tuple[str, str], str] = {}
         self._node_news: dict[str, NodeView | None] = {}
@@ -91,7 +106,8 @@ class Reconcilers:
     @property
     def controllers(self) -> tuple[Controller, ...]:
         """The loops, for metrics."""
-        return (self.models, self.nodes, self.collector, self.guards, self.budgets)
+        policies = (self.guards, self.budgets, self.routes, self.keys)
+        return (self.models, self.nodes, self.collector, *policies)
 
     async def run(self) -> None:
         """Reconcile until cancelled; no decision is made before everything is known once."""
@@ -116,6 +132,10 @@ class Reconcilers:
         self.informers["models"].subscribe(self.models.enqueue)
         self.informers["memoryguards"].subscribe(self.guards.enqueue)
         self.informers["cachebudgets"].subscribe(self.budgets.enqueue)
+        self.informers["apikeys"].subscribe(self._key_changed)
+        for plural in ("routes", "models"):
+            # A name may pass from one route to another.
+            self.informers[plural].subscribe(lambda _name: self.routes.enqueue_all())
         self.informers["engines"].subscribe(self._engine_changed)
         self.informers["nodes"].subscribe(self._node_changed)
         for plural, informer in self.informers.items():
@@ -142,6 +162,12 @@ class Reconcilers:
         if view != self._node_news.get(name):
             self._node_news[name] = view
             self.models.enqueue_all()
+
+    def _key_changed(self, name: str) -> None:
+        self.keys.enqueue(name)
+        if name not in self.informers["apikeys"].objects:
+            # Another key may have had the same secret.
+            self.keys.enqueue_all()
 
     def _health_changed(self, names: frozenset[str]) -> None:
         for name in names:

@@ -40,13 +40,19 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     """Return the body of an error on an OpenAI route; extra fields tell routers where to retry."""
     error: dict[str, Any] = {
         "message": _message(refusal),
-        "type": _OPENAI_TYPES.get(refusal.http_status, "server_error"),
+        "type": _openai_type(refusal),
         "param": refusal.param,
         "code": refusal.code.value,
         "retryable": refusal.retryable.value,
         **_extras(refusal),
     }
     return {"error": error}
+
+
+def _openai_type(refusal: Refusal) -> str:
+    if refusal.code is Code.INSUFFICIENT_QUOTA:
+        return refusal.code.value
+    return _OPENAI_TYPES.get(refusal.http_status, "server_error")
 
 
 def openai_headers(refusal: Refusal) -> dict[str, str]:
@@ -129,6 +135,9 @@ def _extras(refusal: Refusal) -> dict[str, int | str]:
 def _retry_after(refusal: Refusal, status: int) -> dict[str, str]:
     if status not in {429, 503, 529}:
         return {}
+    if status == 429 and refusal.retryable is Retryable.NO:
+        # The official clients repeat every 429 unless they are told not to.
+        return {"X-Should-Retry": "false"}
     seconds = refusal.retry_after_seconds
     return {"Retry-After": str(_DEFAULT_RETRY_AFTER_SECONDS if seconds is None else seconds)}
 

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from manifests.errors import EngineError
 from manifests.wire.error_body import openai_error
+from manifests.wire.gateway import USAGE_EACH, USAGE_END, usage_comment
 from node_agent.api.disconnect import until_gone
 from node_agent.api.errors import refusal_response
 from node_agent.api.traffic import Outcome, Ticket
@@ -29,12 +30,20 @@ class RunResponse(Response):
     """Answers with one run and ends its ticket, whatever happens."""
 
     def __init__(
-        self, run: Run, ticket: Ticket, *, stream: bool, keep_alive_seconds: float
+        self,
+        run: Run,
+        ticket: Ticket,
+        *,
+        stream: bool,
+        keep_alive_seconds: float,
+        tells_usage: str = "",
     ) -> None:
+        """`tells_usage`: with which events of a stream a comment says what it has cost so far."""
         super().__init__()
         self._run, self._ticket = run, ticket
         self._streamed = stream
         self._keep_alive_seconds = keep_alive_seconds
+        self._tells_usage = tells_usage
         self._outcome = "cancelled"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,11 +104,19 @@ class RunResponse(Response):
                 continue
             if item is None:
                 break
-            yield b"".join(event(chunk) for chunk in writer.chunks(item))
+            so_far = self._so_far(USAGE_EACH)
+            yield so_far + b"".join(event(chunk) for chunk in writer.chunks(item))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))
-        yield DONE
+        yield self._so_far(USAGE_EACH, USAGE_END) + DONE
+
+    def _so_far(self, *wanted: str) -> bytes:
+        """Return the comment that tells usage, if that is what the gateway wants."""
+        if self._tells_usage not in wanted:
+            return b""
+        usage = self._run.usage
+        return usage_comment(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _start_message() -> dict[str, object]:

@@ -11,12 +11,13 @@ from starlette.routing import Route
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code, FleetError, Refusal, RequestError
+from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 from node_agent.api.answers import RunResponse
 from node_agent.api.body import read_json_object
 from node_agent.api.disconnect import until_gone
 from node_agent.api.traffic import Outcome, Ticket, Traffic
 from node_agent.pool.base import EngineView, Pool
-from node_agent.serving.cache_keys import find_tenant
+from node_agent.serving.cache_keys import find_tenant, wants_isolation
 from node_agent.serving.completion import Completions
 from node_agent.serving.dialect import parse_chat, parse_completions
 from node_agent.serving.request import GenerationRequest
@@ -92,9 +93,14 @@ class OpenAIRoutes:
 
     async def _answer(self, request: Request, parse: Parse, ticket: Ticket) -> Response:
         body = await read_json_object(request, self._settings.max_body_bytes)
-        generation = replace(parse(body), tenant=find_tenant(request.headers))
+        generation = replace(
+            parse(body),
+            tenant=find_tenant(request.headers),
+            isolated=wants_isolation(request.headers),
+            served_model=request.headers.get(MODEL_HEADER, ""),
+        )
         self._log_unknown(generation.unknown_fields)
-        view = public_models(self._pool.views()).get(generation.model)
+        view = public_models(self._pool.views()).get(generation.lease_name)
         ticket.model = view.want.spec.model if view is not None else None
         run = await until_gone(request.receive, self._completions.open(generation))
         if run is None:
@@ -105,6 +111,7 @@ class OpenAIRoutes:
             ticket,
             stream=generation.stream,
             keep_alive_seconds=self._settings.keep_alive_seconds,
+            tells_usage=request.headers.get(USAGE_HEADER, ""),
         )
 
     def _log_unknown(self, names: tuple[str, ...]) -> None:

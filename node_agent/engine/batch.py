@@ -5,12 +5,11 @@ values. Greedy and seeded rows give the same tokens alone and in a batch, as far
 kernels do. Called on the MLX thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from mlx import nn
-from mlx_lm.generate import StopSequences
 
 from node_agent.engine.decode_group import DecodeGroup, Newcomer, plan_join
 from node_agent.engine.grouping import choose_group
@@ -27,10 +26,10 @@ class BatchRunner:
 
     def __init__(self, model: nn.Module, chunk_tokens: int, max_running: int) -> None:
         self._model = model
-        self._chunk_tokens = chunk_tokens
-        self._max_rows = max_running
+        # The most prompt tokens of one row that a pass feeds, and the most rows there may be.
+        self.chunk_tokens = chunk_tokens
+        self.max_rows = max_running
         self._samplers = Samplers()
-        self._no_stops = StopSequences()
         self._commands: dict[int, Generate] = {}
         self._feeding: dict[int, RowPrefill] = {}
         self._groups: list[DecodeGroup] = []
@@ -38,18 +37,6 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-        # Rows whose first token was told before `decode` could say how they go on.
-        self._told: set[int] = set()
-
-    @property
-    def max_rows(self) -> int:
-        """How many rows are fed and decoded at most."""
-        return self._max_rows
-
-    @property
-    def chunk_tokens(self) -> int:
-        """The most prompt tokens one step feeds."""
-        return self._chunk_tokens
 
     def insert(self, command: Generate) -> int:
         """Take a row in, with an empty cache, and return its uid."""
@@ -64,7 +51,6 @@ class BatchRunner:
     def remove(self, uid: int, *, keep: bool = False) -> None:
         """Drop a row between steps; with `keep` what it decoded is stored first."""
         del self._commands[uid]
-        self._told.discard(uid)
         prefix = self._kept.pop(uid, None)
         if (feeding := self._feeding.pop(uid, None)) is not None:
             if feeding.lockstep is not None:
@@ -78,7 +64,7 @@ class BatchRunner:
                     view = partial(group.view, uid)
                     prefix.note_decoded(group.tokens(uid), view, finished=True)
                 group.remove(uid)
-        self._drop_empty_groups()
+        self._groups = [group for group in self._groups if group.uids]
 
     def prompt(self, uid: int) -> RowPrefill:
         """Return the prompt of a row that has not joined yet."""
@@ -93,35 +79,40 @@ class BatchRunner:
         rows = {uid: self._feeding[uid] for uid in uids}
         lockstep = self._feeding[uids[0]].lockstep
         if lockstep is None or lockstep.uids != tuple(uids):
-            for row in rows.values():
-                if row.lockstep is not None:
-                    row.lockstep.end()
+            self.part()
             lockstep = Lockstep(self._model, rows)
         return lockstep.feed(chunk_tokens)
+
+    def part(self) -> None:
+        """Give rows that were fed together caches of their own."""
+        for row in self._feeding.values():
+            if row.lockstep is not None:
+                row.lockstep.end()
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""
         row = self._feeding[uid].cache
-        group = None if apart else self._choose_group(uid)
+        group = None if apart else _choose_group(self._groups, len(self._commands[uid].prompt))
         if group is None:
             return plan_join(None, row, 1)
         return plan_join(group.cache, row, len(group.uids) + 1)
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Feed a row's last token if it is not fed, and decode it from the next step on."""
-        command, group = self._commands[uid], None if apart else self._choose_group(uid)
+        command, group = (
+            self._commands[uid],
+            None if apart else _choose_group(self._groups, len(self._commands[uid].prompt)),
+        )
         prefill = self._feeding.pop(uid)
         last_tokens, logits = len(command.prompt) - prefill.fed_tokens, prefill.take_logits()
         cache = prefill.hand_over()
-        no_stops = command.ignore_eos or not command.stop_token_ids
+        stops = () if command.ignore_eos else command.stop_token_ids
         newcomer = Newcomer(
             uid=uid,
             prompt=command.prompt,
             max_tokens=command.max_tokens,
             sampler=self._samplers.sampler_for(command.sampling),
-            stops=self._no_stops
-            if no_stops
-            else StopSequences([[token] for token in command.stop_token_ids]),
+            stop_token_ids=frozenset(stops),
             processors=processors_for(command.sampling, len(command.prompt)),
             logits=logits,
         )
@@ -135,7 +126,7 @@ class BatchRunner:
 
     def first_tokens(self) -> tuple[TokenStep, ...]:
         """Return what rows say first, as soon as it is drawn."""
-        return self._read([one for group in self._groups for one in self._take_first(group)])
+        return self._read([one for group in self._groups for one in group.take_first()])
 
     def decode(self) -> tuple[TokenStep, ...]:
         """Decode one token of each row that has joined; draw the first of those that just did."""
@@ -143,27 +134,9 @@ class BatchRunner:
         for group in self._groups:
             ours = group.decode()
             self._keep(group, ours)
-            responses += [one for one in ours if one.uid not in self._told]
-            self._told -= {one.uid for one in ours}
-            responses += self._take_first(group)
-        self._drop_empty_groups()
+            responses += [*ours, *group.take_first()]
+        self._groups = [group for group in self._groups if group.uids]
         return self._read(responses)
-
-    def _take_first(self, group: DecodeGroup) -> list[Any]:
-        """Return first tokens that end no row; how a row ends is for the next step to say."""
-        told = [one for one in group.take_first() if not self._ends(one)]
-        self._told |= {one.uid for one in told}
-        return told
-
-    def _ends(self, first: Any) -> bool:
-        command = self._commands[first.uid]
-        stops = not command.ignore_eos and first.token in command.stop_token_ids
-        return stops or command.max_tokens <= 1
-
-    def _choose_group(self, uid: int) -> DecodeGroup | None:
-        lengths = [group.lengths_tokens for group in self._groups]
-        index = choose_group(lengths, len(self._commands[uid].prompt))
-        return None if index is None else self._groups[index]
 
     def _keep(self, group: DecodeGroup, responses: Sequence[Any]) -> None:
         """Store the prefixes of rows that ended or filled a block."""
@@ -178,29 +151,35 @@ class BatchRunner:
             if prefix is not None and prefix.is_due(held_tokens):
                 prefix.note_decoded(group.tokens(uid), partial(group.view, uid), finished=False)
 
-    def _drop_empty_groups(self) -> None:
-        self._groups = [group for group in self._groups if group.uids]
-
     def _read(self, responses: Sequence[Any]) -> tuple[TokenStep, ...]:
-        wanted = [
-            (response.uid, response.logprobs, response.token, top)
-            for response in responses
-            if (top := self._commands[response.uid].sampling.top_logprobs) is not None
-        ]
-        picked: dict[int, TokenLogprobs] = {}
-        if wanted:
-            found = pick_logprobs([(row, token, top) for _, row, token, top in wanted])
-            picked = {uid: one for (uid, *_), one in zip(wanted, found, strict=True)}
-        steps = tuple(
-            TokenStep(
-                uid=response.uid,
-                token=response.token,
-                finish=response.finish_reason,
-                logprobs=picked.get(response.uid),
-            )
-            for response in responses
-        )
+        steps = _translate(responses, self._commands)
         for step in steps:
             if step.finish is not None:
                 del self._commands[step.uid]
         return steps
+
+
+def _choose_group(groups: Sequence[DecodeGroup], prompt_tokens: int) -> DecodeGroup | None:
+    index = choose_group([group.lengths_tokens for group in groups], prompt_tokens)
+    return None if index is None else groups[index]
+
+
+def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tuple[TokenStep, ...]:
+    wanted = [
+        (response.uid, response.logprobs, response.token, top)
+        for response in responses
+        if (top := commands[response.uid].sampling.top_logprobs) is not None
+    ]
+    picked: dict[int, TokenLogprobs] = {}
+    if wanted:
+        found = pick_logprobs([(row, token, top) for _, row, token, top in wanted])
+        picked = {uid: one for (uid, *_), one in zip(wanted, found, strict=True)}
+    return tuple(
+        TokenStep(
+            uid=response.uid,
+            token=response.token,
+            finish=response.finish_reason,
+            logprobs=picked.get(response.uid),
+        )
+        for response in responses
+    )

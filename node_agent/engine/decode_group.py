@@ -24,16 +24,26 @@ from node_agent.engine.sampling import Processor, Sampler
 class Newcomer:
     """A row whose prompt is fed, all but its last token, or that one too.
 
-    `logits` are then what the last token said. Shapes: (1, 1, vocabulary).
+    `logits` are then what the last token said. Shapes: (1, 1, vocabulary). It ends with any of
+    `stop_token_ids`.
     """
 
     uid: int
     prompt: Sequence[int]
     max_tokens: int
     sampler: Sampler
-    stops: StopSequences
+    stop_token_ids: frozenset[int] = frozenset()
     processors: list[Processor] = field(default_factory=list)
     logits: mx.array | None = None
+
+    @property
+    def stops(self) -> StopSequences:
+        """What ends it, as mlx-lm wants it."""
+        return StopSequences([[token] for token in sorted(self.stop_token_ids)])
+
+    def ends_with(self, token: int) -> bool:
+        """Return whether it ends with this first token."""
+        return self.max_tokens <= 1 or token in self.stop_token_ids
 
 
 class DecodeGroup:
@@ -47,9 +57,11 @@ class DecodeGroup:
         """Start with one row. Mutates: empties `cache`."""
         self._model = model
         self._batch = self._begin(newcomer, cache)
-        # Rows whose last prompt token is still to be fed, and those whose first token is drawn.
-        self._unfed: set[int] = set()
-        self._drawn: set[int] = set()
+        # Rows whose last prompt token is still to be fed, those whose first token is drawn, and
+        # those of which it was told before `decode` could say how they go on.
+        self._unfed: dict[int, Newcomer] = {}
+        self._drawn: dict[int, Newcomer] = {}
+        self._told: set[int] = set()
         self._note(newcomer)
 
     @property
@@ -65,7 +77,7 @@ class DecodeGroup:
     @property
     def cache(self) -> list[Any]:
         """The caches of all rows, one entry for each layer."""
-        return self._batch.prompt_cache  # type: ignore[no-any-return]
+        return self._batch.prompt_cache
 
     def add(self, newcomer: Newcomer, cache: list[Any]) -> None:
         """Take a row in. Mutates: empties `cache`."""
@@ -78,23 +90,34 @@ class DecodeGroup:
         self._batch.extend(other)
 
     def take_first(self) -> list[GenerationBatch.Response]:
-        """Return what rows say first, once; `decode` returns it too, with how they go on."""
-        drawn, self._drawn = self._drawn, set()
-        return self._batch.next_of(drawn) if drawn else []
+        """Return first tokens that are drawn and end no row; `decode` does not return them again.
+
+        How a row ends is for `decode` to say.
+        """
+        drawn, self._drawn = self._drawn, {}
+        if not drawn:
+            return []
+        told = [
+            one for one in self._batch.next_of(drawn) if not drawn[one.uid].ends_with(one.token)
+        ]
+        self._told |= {one.uid for one in told}
+        return told
 
     def remove(self, uid: int) -> None:
         """Drop a row."""
-        self._unfed.discard(uid)
-        self._drawn.discard(uid)
+        self._unfed.pop(uid, None)
+        self._drawn.pop(uid, None)
+        self._told.discard(uid)
         self._batch.filter([at for at, other in enumerate(self._batch.uids) if other != uid])
 
     def decode(self) -> list[GenerationBatch.Response]:
         """Decode one token of each row; rows that end leave the batch."""
-        unfed, self._unfed = self._unfed, set()
+        told, self._told = self._told, set()
+        unfed, self._unfed = self._unfed, {}
         responses = self._batch.next()
         self._drawn |= unfed
-        # What such a row had "said" was the last token of its prompt.
-        return [one for one in responses if one.uid not in unfed]
+        # What an unfed row had "said" was the last token of its prompt.
+        return [one for one in responses if one.uid not in told and one.uid not in unfed]
 
     def tokens(self, uid: int) -> list[int]:
         """Return the tokens a row holds."""
@@ -105,7 +128,7 @@ class DecodeGroup:
         return self._batch.extract_cache(self._batch.uids.index(uid))
 
     def _note(self, newcomer: Newcomer) -> None:
-        (self._unfed if newcomer.logits is None else self._drawn).add(newcomer.uid)
+        (self._unfed if newcomer.logits is None else self._drawn)[newcomer.uid] = newcomer
 
     def _begin(self, newcomer: Newcomer, cache: list[Any]) -> "_Batch":
         merged = []
@@ -144,21 +167,25 @@ class _Batch(GenerationBatch):  # type: ignore[misc]
     @classmethod
     def unfed(cls, model: nn.Module, newcomer: Newcomer, cache: list[Any]) -> "_Batch":
         """Return a batch of one row, whose last token the next step feeds as if it were drawn."""
-        prompt = list(newcomer.prompt)
         batch: _Batch = cls.empty(model, greedy_sampler)
-        batch.uids, batch.prompt_cache, batch.tokens = [newcomer.uid], cache, [prompt[:-1]]
-        batch.samplers, batch.max_tokens = [newcomer.sampler], [newcomer.max_tokens]
-        batch.logits_processors = [tuple(newcomer.processors)]
-        batch.stop_sequences = [newcomer.stops]
-        batch._next_tokens, batch._next_logprobs = mx.array(prompt[-1:]), [mx.array(0.0)]
-        batch._token_context = [TokenBuffer(prompt[:-1])]
-        batch._num_tokens = [-1]
-        batch._matchers = [_DeafOnce(newcomer.stops)]
+        batch.begin(newcomer, cache)
         return batch
+
+    def begin(self, newcomer: Newcomer, cache: list[Any]) -> None:
+        """Take a row in whose prompt is fed but for its last token. The batch is empty."""
+        prompt = list(newcomer.prompt)
+        self.uids, self.prompt_cache, self.tokens = [newcomer.uid], cache, [prompt[:-1]]
+        self.samplers, self.max_tokens = [newcomer.sampler], [newcomer.max_tokens]
+        self.logits_processors = [tuple(newcomer.processors)]
+        self.stop_sequences = [newcomer.stops]
+        self._next_tokens, self._next_logprobs = mx.array(prompt[-1:]), [mx.array(0.0)]
+        self._token_context = [TokenBuffer(prompt[:-1])]
+        self._num_tokens = [-1]
+        self._matchers = [_DeafOnce(newcomer.stops)]
 
     def next_of(self, uids: Container[int]) -> list[GenerationBatch.Response]:
         """Return the tokens that were drawn for these rows; the step after is not begun yet."""
-        tokens = self._next_tokens.tolist()
+        tokens: list[int] = self._next_tokens.tolist()  # type: ignore[assignment]
         return [
             self.Response(uid, token, logprobs, None, None, None)
             for uid, token, logprobs in zip(self.uids, tokens, self._next_logprobs, strict=True)

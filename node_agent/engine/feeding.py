@@ -75,8 +75,8 @@ class FeedingLine:
 
     def beside(self, decoding_rows: int) -> Beside:
         """Return the prompts being fed, as admission sees them."""
-        rows = [self._standing(row) for row in self._rows]
-        reach = NOBODY if decoding_rows else self._reach(rows)
+        rows = [_standing(self._runner, row) for row in self._rows]
+        reach = NOBODY if decoding_rows else _reach(self._pace, rows)
         return Beside(rows, self._runner.chunk_tokens, reach)
 
     def add(self, row: FedRow) -> None:
@@ -117,10 +117,8 @@ class FeedingLine:
         turn = _Turn(chunk_tokens, chunk_tokens, until)
         self._fed_last = False
         if self._gatekeeper.limits.prefill_turn:
-            rows = sorted(self._rows, key=lambda one: -one.command.priority)
-            if until is None and self._feed_together(rows, turn):
-                rows = []
-            for row in rows:
+            together = until is None and self._feed_together(turn)
+            for row in () if together else _by_priority(self._rows):
                 if turn.begun and until is not None and self._clock() >= until:
                     break
                 alone = decoding_rows + len(turn.fed.joined) + len(self._rows) == 1
@@ -141,9 +139,10 @@ class FeedingLine:
             # The last piece was this turn's work; a forward pass behind so much is the next one's.
             turn.restored = True
             return
-        need_tokens = self._left_tokens(row)
+        need_tokens = _left_tokens(self._runner, row)
         if need_tokens > 0:
-            limit_tokens = self._limit_tokens(row, turn, need_tokens)
+            fed_tokens = self._runner.prompt(row.uid).fed_tokens
+            limit_tokens = _limit_tokens(self._pace, turn, fed_tokens, need_tokens, self._clock())
             if turn.left_tokens < turn.chunk_tokens and need_tokens > limit_tokens:
                 return
             step = self._feeder.feed_chunk(row, limit_tokens, turn.fed, alone=alone)
@@ -151,27 +150,29 @@ class FeedingLine:
                 held_tokens = step.done_tokens - step.chunk_tokens
                 rest = step.chunk_tokens < limit_tokens
                 self._pace = self._pace.fed(held_tokens, step.chunk_tokens, step.seconds, rest=rest)
-                self._let_pass(row)
+                self._rows = _let_pass(self._runner, self._rows, row)
                 turn.left_tokens -= step.chunk_tokens
                 need_tokens -= step.chunk_tokens
         if need_tokens <= 0:
             self._feeder.join(row, turn.fed, alone=alone)
         self._settle(turn.fed)
 
-    def _feed_together(self, rows: Sequence[FedRow], turn: _Turn) -> bool:
+    def _feed_together(self, turn: _Turn) -> bool:
         """Feed a chunk of each of the rows that walk with the first; False when none do.
 
         Who is through waits for the others: nobody decodes before all are.
         """
+        rows = _by_priority(self._rows)
         if len(rows) < 2 or any(row.tries.held or row.restoring for row in rows):
             return False
         if not all(
             self._feeder.restore(row, turn.fed, alone=False, wait_seconds=0) for row in rows
         ):
+            self._settle(turn.fed)
             return False
-        going = [row for row in rows if self._left_tokens(row) > 0]
-        standing = [self._standing(row) for row in going]
-        walkers = choose_walkers(standing, self._reach(standing), turn.chunk_tokens)
+        going = [row for row in rows if _left_tokens(self._runner, row) > 0]
+        standing = [_standing(self._runner, row) for row in going]
+        walkers = choose_walkers(standing, _reach(self._pace, standing), turn.chunk_tokens)
         walking = [going[place] for place in walkers.places]
         steps = self._feeder.feed_together(walking, walkers.limit_tokens, turn.fed)
         if not steps:
@@ -184,43 +185,55 @@ class FeedingLine:
         turn.left_tokens -= fed_tokens
         return True
 
-    def _standing(self, row: FedRow) -> Prefilling:
-        need_tokens = len(row.command.prompt) - row.stored_tokens
-        at_tokens = max(row.stored_tokens, self._runner.prompt(row.uid).fed_tokens)
-        return Prefilling(need_tokens, row.command.priority, at_tokens)
-
-    def _left_tokens(self, row: FedRow) -> int:
-        return len(row.command.prompt) - 1 - self._runner.prompt(row.uid).fed_tokens
-
-    def _reach(self, rows: Sequence[Prefilling]) -> Reach:
-        held_tokens = min((row.at_tokens for row in rows), default=0)
-        times = (TOGETHER_SECONDS, CATCH_UP_SECONDS, PASS_SECONDS)
-        return Reach(*(self._pace.whole_in(seconds, held_tokens) for seconds in times))
-
-    def _let_pass(self, row: FedRow) -> None:
-        """Put a row behind those that need one chunk at most; long ones keep their order."""
-        self._rows.remove(row)
-        chunk_tokens = self._runner.chunk_tokens
-        short = [at for at, one in enumerate(self._rows) if self._left_tokens(one) <= chunk_tokens]
-        self._rows.insert(short[-1] + 1 if short else 0, row)
-
     def _settle(self, fed: Fed) -> None:
         """Let go of the rows that leave."""
         gone = (*fed.joined, *fed.requeued, *fed.refused)
         self._rows = [row for row in self._rows if not any(row is one for one in gone)]
 
-    def _limit_tokens(self, row: FedRow, turn: _Turn, need_tokens: int) -> int:
-        """Return how wide a row's chunk may be in what is left of the turn."""
-        if turn.until_seconds is None:
-            return turn.left_tokens
-        held_tokens = self._runner.prompt(row.uid).fed_tokens
-        seconds = turn.until_seconds - self._clock()
-        if turn.begun:
-            return min(turn.left_tokens, self._pace.tokens_in(seconds, held_tokens))
-        return plan_chunk_limit(
-            self._pace,
-            limit_tokens=turn.left_tokens,
-            held_tokens=held_tokens,
-            left_tokens=need_tokens,
-            seconds=seconds,
-        )
+
+def _limit_tokens(
+    pace: Pace, turn: _Turn, held_tokens: int, need_tokens: int, now_seconds: float
+) -> int:
+    """Return how wide a row's chunk may be in what is left of the turn."""
+    if turn.until_seconds is None:
+        return turn.left_tokens
+    seconds = turn.until_seconds - now_seconds
+    if turn.begun:
+        return min(turn.left_tokens, pace.tokens_in(seconds, held_tokens))
+    return plan_chunk_limit(
+        pace,
+        limit_tokens=turn.left_tokens,
+        held_tokens=held_tokens,
+        left_tokens=need_tokens,
+        seconds=seconds,
+    )
+
+
+def _standing(runner: RowRunner, row: FedRow) -> Prefilling:
+    need_tokens = len(row.command.prompt) - row.stored_tokens
+    at_tokens = max(row.stored_tokens, runner.prompt(row.uid).fed_tokens)
+    return Prefilling(need_tokens, row.command.priority, at_tokens)
+
+
+def _left_tokens(runner: RowRunner, row: FedRow) -> int:
+    return len(row.command.prompt) - 1 - runner.prompt(row.uid).fed_tokens
+
+
+def _reach(pace: Pace, rows: Sequence[Prefilling]) -> Reach:
+    held_tokens = min((row.at_tokens for row in rows), default=0)
+    times = (TOGETHER_SECONDS, CATCH_UP_SECONDS, PASS_SECONDS)
+    return Reach(*(pace.whole_in(seconds, held_tokens) for seconds in times))
+
+
+def _let_pass(runner: RowRunner, rows: Sequence[FedRow], row: FedRow) -> list[FedRow]:
+    """Return the rows with one behind those that need one chunk at most; long ones keep order."""
+    others = [one for one in rows if one is not row]
+    short = [
+        at for at, one in enumerate(others) if _left_tokens(runner, one) <= runner.chunk_tokens
+    ]
+    place = short[-1] + 1 if short else 0
+    return [*others[:place], row, *others[place:]]
+
+
+def _by_priority(rows: Sequence[FedRow]) -> list[FedRow]:
+    return sorted(rows, key=lambda one: -one.command.priority)

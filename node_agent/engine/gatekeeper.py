@@ -37,14 +37,16 @@ CLEAR_OVER_BUDGET_EVERY_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """A chunk of `tokens` for each of several rows that hold as much, in one forward pass.
+    """A chunk of `tokens` for each of `rows` rows that hold as much, in one forward pass.
 
-    `moved_bytes` exist twice while their caches are put together or apart.
+    `total_tokens` are in the shortest prompt. `moved_bytes` exist twice while the rows' caches are
+    put together or apart.
     """
 
-    rows: int
     held_tokens: int
     tokens: int
+    total_tokens: int
+    rows: int = 1
     moved_bytes: int = 0
 
 
@@ -171,26 +173,16 @@ class Gatekeeper:
         )
         return self._judge(tries, chunk, alone=alone)
 
-    def has_room(self, cost: JoinCost) -> bool:
-        """Return whether a join would fit as things stand."""
+    def has_room(self, wish: JoinCost | Chunks) -> bool:
+        """Return whether a join, or chunks in one pass, would fit as things stand."""
         reading = self._read()
         if self._forecast is None or not reading.limited:
             return True
-        return self._forecast.join_bytes(cost) <= reading.room_bytes
-
-    def has_room_for_chunks(self, chunk: Chunks) -> bool:
-        """Return whether a chunk of each of several rows would fit as things stand."""
-        reading = self._read()
-        if self._forecast is None or not reading.limited:
-            return True
-        need_bytes = self._correction.apply(self.predict_chunks(chunk)) + chunk.moved_bytes
+        if isinstance(wish, Chunks):
+            need_bytes = self._correction.apply(self.predict(wish))
+        else:
+            need_bytes = self._forecast.join_bytes(wish)
         return need_bytes <= reading.room_bytes
-
-    def predict_chunks(self, chunk: Chunks) -> int:
-        """Return the uncorrected prediction for a chunk of each row; 0 without a shape."""
-        if self._forecast is None:
-            return 0
-        return chunk.rows * self._forecast.chunk_bytes(chunk.held_tokens, chunk.tokens)
 
     def judge_join(self, tries: Tries, cost: JoinCost, *, alone: bool) -> Decision:
         """Return what to do about a row that is ready to be decoded with the others."""
@@ -200,13 +192,15 @@ class Gatekeeper:
         last = NextChunk(1, lambda _tokens: need_bytes, lambda _tokens: need_bytes)
         return self._judge(tries, last, alone=alone)
 
-    def predict(self, held_tokens: int, chunk_tokens: int, total_tokens: int) -> int:
-        """Return the uncorrected prediction for a chunk; 0 without a shape."""
+    def predict(self, chunks: Chunks) -> int:
+        """Return the uncorrected prediction for a pass; 0 without a shape."""
         forecast = self._forecast
         if forecast is None:
             return 0
-        logits_bytes = forecast.logits_bytes(held_tokens, chunk_tokens, total_tokens)
-        return forecast.chunk_bytes(held_tokens, chunk_tokens) + logits_bytes
+        held_tokens, tokens = chunks.held_tokens, chunks.tokens
+        logits_bytes = forecast.logits_bytes(held_tokens, tokens, chunks.total_tokens)
+        row_bytes = forecast.chunk_bytes(held_tokens, tokens) + logits_bytes
+        return chunks.rows * row_bytes + chunks.moved_bytes
 
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""

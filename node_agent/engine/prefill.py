@@ -43,7 +43,8 @@ class RowPrefill:
         self._fed_tokens = fed_tokens
         self._prefix = prefix
         self._logits: mx.array | None = None
-        self._lockstep: Lockstep | None = None
+        # The rows that are fed together with this one; they hold its cache.
+        self.lockstep: Lockstep | None = None
 
     @property
     def fed_tokens(self) -> int:
@@ -51,21 +52,16 @@ class RowPrefill:
         return self._fed_tokens
 
     @property
-    def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
-        return len(self._prompt)
+    def prompt(self) -> Sequence[int]:
+        """The tokens to feed."""
+        return self._prompt
 
     @property
     def cache(self) -> list[Any]:
         """The row's cache, one entry for each layer. Mutates: ends the row's lockstep."""
-        if self._lockstep is not None:
-            self._lockstep.end()
+        if self.lockstep is not None:
+            self.lockstep.end()
         return self._cache
-
-    @property
-    def lockstep(self) -> "Lockstep | None":
-        """The rows that are fed together with this one."""
-        return self._lockstep
 
     def next_chunk_tokens(self, limit_tokens: int) -> int:
         """Return how many tokens the next chunk feeds; 0 when at most the last one is left."""
@@ -124,24 +120,15 @@ class RowPrefill:
         cache, self._cache = self.cache, []
         return cache
 
-    def ids(self, chunk_tokens: int) -> list[int]:
-        """Return the next tokens of the prompt."""
-        return list(self._prompt[self._fed_tokens : self._fed_tokens + chunk_tokens])
-
     def note_fed(self, end_tokens: int, view: Callable[[], list[Any]]) -> None:
         """Note that the cache holds so many tokens now; `view` shows it."""
         self._fed_tokens = end_tokens
         if self._prefix is not None:
             self._prefix.note_fed(view, end_tokens)
 
-    def lend(self, lockstep: "Lockstep") -> list[Any]:
-        """Give the cache away until `take_back`."""
-        self._lockstep, cache, self._cache = lockstep, self._cache, []
-        return cache
-
     def take_back(self, cache: list[Any]) -> None:
         """Take the cache again, as it has become."""
-        self._lockstep, self._cache = None, cache
+        self._cache = cache
 
 
 class Lockstep:
@@ -150,7 +137,9 @@ class Lockstep:
     def __init__(self, model: nn.Module, rows: dict[int, RowPrefill]) -> None:
         """Take the rows' caches until `end`. Mutates: the rows."""
         self._model, self._rows = model, rows
-        self._cache = stack([row.lend(self) for row in rows.values()])
+        self._cache = stack([row.hand_over() for row in rows.values()])
+        for row in rows.values():
+            row.lockstep = self
 
     @property
     def uids(self) -> tuple[int, ...]:
@@ -169,13 +158,14 @@ class Lockstep:
         """
         started_seconds = time.perf_counter()
         rows = self._rows.values()
-        self._model(mx.array([row.ids(chunk_tokens) for row in rows]), cache=self._cache)
+        chunks = [row.prompt[row.fed_tokens : row.fed_tokens + chunk_tokens] for row in rows]
+        self._model(mx.array([list(chunk) for chunk in chunks]), cache=self._cache)
         mx.eval([layer.state for layer in self._cache])
         for at, row in enumerate(rows):
             row.note_fed(row.fed_tokens + chunk_tokens, partial(view, self._cache, at))
         seconds = (time.perf_counter() - started_seconds) / len(rows)
         return tuple(
-            PrefillStep(uid, row.fed_tokens, row.prompt_tokens, chunk_tokens, seconds)
+            PrefillStep(uid, row.fed_tokens, len(row.prompt), chunk_tokens, seconds)
             for uid, row in self._rows.items()
         )
 
@@ -184,6 +174,7 @@ class Lockstep:
         rows, self._rows = self._rows, {}
         caches = unstack(self._cache, len(rows))
         for row, cache in zip(rows.values(), caches, strict=True):
+            row.lockstep = None
             row.take_back(cache)
 
 

@@ -66,7 +66,7 @@ class Completions:
         """Start the request. Raises RequestError or EngineError with nothing left behind."""
         clock = Clock(self.monotonic, self.monotonic())
         wait_seconds = min(_WAKE_WAIT_SECONDS, clock.left(request))
-        lease = await self.pool.lease_ready(request.model, wait_seconds=wait_seconds)
+        lease = await self.pool.lease_ready(request.lease_name, wait_seconds=wait_seconds)
         if isinstance(lease, Refusal):
             raise RequestError(lease)
         try:

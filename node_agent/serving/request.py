@@ -36,7 +36,9 @@ class GenerationRequest:
     """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap.
 
     `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
-    its cached prefixes apart. A higher `priority` goes first. `deadline_seconds` count from when
+    its cached prefixes apart; `isolated` does so for the tenant whatever the node's budget says.
+    `served_model` is the model to answer with when `model` is a public name of it that only a
+    gateway knows. A higher `priority` goes first. `deadline_seconds` count from when
     the request came; None is no deadline.
     """
 
@@ -53,9 +55,16 @@ class GenerationRequest:
     priority: int = 0
     deadline_seconds: float | None = None
     tenant: str = ""
+    isolated: bool = False
+    served_model: str = ""
     cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
+
+    @property
+    def lease_name(self) -> str:
+        """The name by which this node knows the model."""
+        return self.served_model or self.model
 
     @property
     def rows(self) -> int:

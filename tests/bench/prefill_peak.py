@@ -20,7 +20,6 @@ with suppress(OSError):  # must come before MLX; the Linux wheel's own BLAS is f
 
 import mlx.core as mx
 import numpy
-from mlx_lm.generate import StopSequences
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load_model
@@ -126,9 +125,7 @@ class Run:
             self._decode_alone(row, cache)
         else:
             prompt = self._prompt(row)
-            newcomer = Newcomer(
-                row, prompt, self._case["max_tokens"], greedy_sampler, StopSequences()
-            )
+            newcomer = Newcomer(row, prompt, self._case["max_tokens"], greedy_sampler)
             if decoding is None:
                 decoding = DecodeGroup(self._model, newcomer, cache)
             else:

@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 from controller.cli.client import ApiClient
+from manifests.scheme import BY_NAME
 from manifests.wire.status import ApiError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,8 +169,7 @@ class Fleet:
     def apply(self, *objects: dict[str, Any]) -> None:
         """Create or replace objects through the API."""
         for obj in objects:
-            kind = {"Model": "models", "MemoryGuard": "memoryguards", "CacheBudget": "cachebudgets"}
-            plural, name = kind[obj["kind"]], obj["metadata"]["name"]
+            plural, name = BY_NAME[obj["kind"]].plural, obj["metadata"]["name"]
             body = {"apiVersion": "mlxfleet.dev/v1alpha1", **obj}
             if self.find(plural, name) is None:
                 self.api.request("POST", f"{API}/{plural}", body=body)

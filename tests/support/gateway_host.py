@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +64,13 @@ async def until(holds: Callable[[], Any], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - many kinds of state, none with an event
             await asyncio.sleep(0.005)
+
+
+async def until_asked(holds: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """The same for a condition that takes a request to find out."""
+    async with asyncio.timeout(seconds):
+        while not await holds():  # noqa: ASYNC110 - the answer itself is what is waited for
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from manifests.api_key import hash_secret
 from manifests.meta import API_VERSION
 
 Raw = dict[str, Any]
@@ -63,4 +64,24 @@ def event(name: str, last_timestamp: str = "", about: str = "m") -> Raw:
         "reason": "Tested",
         "message": "a test ran",
         "lastTimestamp": last_timestamp,
+    }
+
+
+def route(name: str = "r", **spec: Any) -> Raw:
+    """Return a Route to one model."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Route",
+        "metadata": {"name": name},
+        "spec": {"backends": [{"model": "m"}], **spec},
+    }
+
+
+def api_key(name: str = "k", **spec: Any) -> Raw:
+    """Return an ApiKey of the secret `secret`."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ApiKey",
+        "metadata": {"name": name},
+        "spec": {"hash": hash_secret("secret"), **spec},
     }

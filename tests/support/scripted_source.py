@@ -1,10 +1,13 @@
 """An in-memory ObjectSource that tests change by hand; watches see every change."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from manifests.api_key import hash_secret
+from manifests.merge import apply_merge_patch
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
+from manifests.wire.status import ApiError
 
 
 class ScriptedSource:
@@ -12,6 +15,8 @@ class ScriptedSource:
 
     def __init__(self) -> None:
         self.down = False
+        # What somebody else does just before a patch arrives.
+        self.before_patch: Callable[[], None] = lambda: None
         self._version = 0
         self._objects: dict[str, dict[str, RawObject]] = {}
         self._watches: dict[str, list[asyncio.Queue[WatchEvent | None]]] = {}
@@ -30,6 +35,10 @@ class ScriptedSource:
         }
         known[name] = {"apiVersion": "mlxfleet.dev/v1alpha1", **obj, "metadata": meta}
         self._tell(plural, WatchEvent(kind, known[name]))
+
+    def stored(self, plural: str, name: str) -> RawObject:
+        """Return one object as it is now."""
+        return self._objects[plural][name]
 
     def remove(self, plural: str, name: str) -> None:
         """Delete an object."""
@@ -73,6 +82,28 @@ class ScriptedSource:
             yield event
         raise ConnectionResetError("the API went away")
 
+    async def get(self, plural: str, name: str) -> RawObject:
+        """Return one object; 404 when missing."""
+        if self.down:
+            raise ConnectionRefusedError("the API is down")
+        found = self._objects.get(plural, {}).get(name)
+        if found is None:
+            raise ApiError(404, f"{plural} {name} not found")
+        return found
+
+    async def patch(
+        self, plural: str, name: str, patch: RawObject, *, subresource: str = ""
+    ) -> RawObject:
+        """Apply a merge patch, whose resourceVersion must be the newest; 409 otherwise."""
+        found = await self.get(plural, name)
+        self.before_patch()
+        found = await self.get(plural, name)
+        wanted = (patch.get("metadata") or {}).get("resourceVersion")
+        if wanted not in {None, found["metadata"]["resourceVersion"]}:
+            raise ApiError(409, f"{plural} {name} has changed")
+        self.put(plural, apply_merge_patch(found, patch))
+        return await self.get(plural, name)
+
     def _tell(self, plural: str, event: WatchEvent) -> None:
         for queue in self._watches.get(plural, []):
             queue.put_nowait(event)
@@ -82,6 +113,17 @@ def model(name: str, *, aliases: tuple[str, ...] = (), **status: Any) -> dict[st
     """Return a Model as the API would send it."""
     spec = {"source": {"path": f"/models/{name}"}, "aliases": list(aliases)}
     return {"kind": "Model", "metadata": {"name": name}, "spec": spec, "status": status}
+
+
+def api_key(name: str, secret: str, **spec: Any) -> dict[str, Any]:
+    """Return an ApiKey as the API would send it."""
+    spec = {"hash": hash_secret(secret), "prefix": secret[:8], **spec}
+    return {"kind": "ApiKey", "metadata": {"name": name}, "spec": spec, "status": {}}
+
+
+def route(name: str, **spec: Any) -> dict[str, Any]:
+    """Return a Route as the API would send it."""
+    return {"kind": "Route", "metadata": {"name": name}, "spec": spec, "status": {}}
 
 
 def node(name: str, address: str) -> dict[str, Any]:

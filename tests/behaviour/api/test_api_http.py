@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from tests.support.controllers import API, MERGE, TABLE, call, serving
-from tests.support.objects import engine, event, model, node
+from tests.support.objects import api_key, engine, event, model, node, route
 
 
 class Client:
@@ -146,6 +146,36 @@ async def test_unknown_fields_warn_unless_told_otherwise(api):
     assert 'strict decoding error: unknown field "spec.replicaz"' in status["message"]
 
 
+@pytest.mark.parametrize("mode", ["Strict", "Warn", "Ignore"])
+async def test_a_secret_is_refused_however_lenient_the_writer_is(api, mode):
+    raw = api_key("k")
+    raw["metadata"]["annotations"] = {"x/last-applied": "it would be kept here"}
+    raw["spec"]["secret"] = "mlxf-plain"
+    status, told = await api("POST", f"{API}/apikeys", raw, params={"fieldValidation": mode})
+    assert status == 422
+    assert told["details"]["causes"][0]["field"] == "spec.secret"
+    assert "mlxctl create key NAME" in told["message"]
+    assert "mlxf-plain" not in str(told)
+    assert (await api("GET", f"{API}/apikeys"))[1]["items"] == []
+
+
+async def test_usage_and_conditions_are_written_apart_by_two_writers(api):
+    await api("POST", f"{API}/apikeys", api_key("k"))
+    usage = {"status": {"usage": {"requests": 3, "promptTokens": 7}}}
+    _, seen = await api("PATCH", f"{API}/apikeys/k/status", usage, headers=MERGE)
+    version = seen["metadata"]["resourceVersion"]
+    condition = {"type": "Usable", "status": "True", "reason": "Usable"}
+    patch = {"status": {"conditions": [condition]}}
+    await api("PATCH", f"{API}/apikeys/k/status", patch, headers=MERGE)
+    _, now = await api("GET", f"{API}/apikeys/k")
+    assert now["status"]["usage"]["promptTokens"] == 7
+    assert now["status"]["conditions"][0]["type"] == "Usable"
+    assert now["metadata"]["generation"] == 1
+    stale = usage | {"metadata": {"resourceVersion": version}}
+    status, _ = await api("PATCH", f"{API}/apikeys/k/status", stale, headers=MERGE)
+    assert status == 409
+
+
 async def test_a_dry_run_answers_and_stores_nothing(api):
     code, would = await api("POST", f"{MODELS}?dryRun=All", model())
     assert (code, would["spec"]["replicas"]) == (201, 1)
@@ -204,7 +234,9 @@ async def test_tables_carry_columns_cells_and_metadata(api):
 
 
 @pytest.mark.parametrize(
-    "obj", [model(), engine(), node(), event("e", "2026-01-01T00:00:00Z")], ids=lambda o: o["kind"]
+    "obj",
+    [model(), engine(), node(), event("e", "2026-01-01T00:00:00Z"), route("r"), api_key("k")],
+    ids=lambda o: o["kind"],
 )
 async def test_every_kind_has_a_table_with_a_cell_for_each_column(api, obj):
     path = f"{API}/{obj['kind'].lower()}s"
@@ -237,6 +269,9 @@ async def test_discovery_names_every_kind_and_slashes_do_not_matter(api):
     assert {"models", "models/status", "nodes", "engines", "events"} <= set(named)
     assert "events/status" not in named
     assert named["models"]["shortNames"] == ["mdl"]
+    assert named["routes"]["shortNames"] == ["rt"]
+    assert named["apikeys"]["shortNames"] == ["key", "keys"]
+    assert {"routes/status", "apikeys/status"} <= set(named)
     assert (await api("GET", "/version"))[1]["gitVersion"].startswith("v1.35.2+fleet.")
 
 

@@ -2,7 +2,6 @@
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import StopSequences
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 
@@ -18,7 +17,7 @@ LENGTHS = (150, 37, 90)
 
 
 def newcomer(uid: int, tokens: list[int]) -> Newcomer:
-    return Newcomer(uid, tokens, 1000, greedy_sampler, StopSequences())
+    return Newcomer(uid, tokens, 1000, greedy_sampler)
 
 
 def decode_together(rows: Rows, prompts: list[list[int]], steps: int) -> DecodeGroup:

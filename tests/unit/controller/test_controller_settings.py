@@ -20,6 +20,11 @@ def test_a_role_of_its_own_names_the_api_it_uses():
     assert (settings.roles, settings.api_url) == (frozenset({Role.GATEWAY}), "http://h:7070")
 
 
+def test_the_gateway_may_be_closed_before_the_first_key():
+    assert not parse_settings(["--store", "memory"]).gateway.require_key
+    assert parse_settings(["--store", "memory", "--require-key"]).gateway.require_key
+
+
 @pytest.mark.parametrize(
     ("text", "listen"),
     [

@@ -262,7 +262,8 @@ def test_repeats_in_keyed_lists_are_refused_with_their_path() -> None:
         (
             {"kind": "Deployment"},
             "kind",
-            'unknown kind "Deployment"; the kinds are Model, MemoryGuard, CacheBudget, Node',
+            'unknown kind "Deployment"; the kinds are Model, Route, MemoryGuard, CacheBudget, '
+            "ApiKey, Node",
         ),
         ({"kind": 3}, "kind", 'expected text, got an integer; quote it: "3"'),
         ({"apiVersion": "v1"}, "apiVersion", f'"v1" is not supported; write {API}'),

@@ -11,6 +11,7 @@ from controller.gateway.catalog import (
     resolve,
 )
 from controller.gateway.endpoints import EndpointKey, EndpointView
+from controller.gateway.routing import Asking
 from manifests.engine import Engine, EnginePhase
 from manifests.errors import Code, Refusal, Retryable
 from manifests.model import Model
@@ -65,9 +66,9 @@ def test_a_models_own_name_beats_an_alias_and_the_first_owner_keeps_one() -> Non
 
 def test_names_match_exactly() -> None:
     fleet = view(models(A))
-    assert resolve(fleet, "org/x") == "a"
+    assert resolve(fleet, "org/x", Asking()) == ("a",)
     for wrong in ("A", "a ", "x", "org"):
-        refusal = resolve(fleet, wrong)
+        refusal = resolve(fleet, wrong, Asking())
         assert isinstance(refusal, Refusal)
         assert (refusal.code, refusal.param) == (Code.MODEL_NOT_FOUND, "model")
         assert "a, b, org/x" in refusal.hint
@@ -75,13 +76,13 @@ def test_names_match_exactly() -> None:
 
 def test_a_long_list_of_names_is_cut() -> None:
     many = models(*[scripted_source.model(f"m{i:03}") for i in range(500)])
-    refusal = resolve(view(many), "other")
+    refusal = resolve(view(many), "other", Asking())
     assert isinstance(refusal, Refusal)
     assert "480 more" in refusal.hint
 
 
 def test_before_the_fleet_is_seen_nothing_is_called_unknown() -> None:
-    refusal = resolve(FleetView(), "a")
+    refusal = resolve(FleetView(), "a", Asking())
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.retryable) == (Code.NO_READY_ENGINE, Retryable.LATER)
 
