@@ -135,7 +135,7 @@ async def test_no_answer_below_500_is_held_against_a_node(status: int) -> None:
     async with gateway_host(agent) as host, http_of(host) as http:
         # What is not written as agents write is not believed word by word, and still no fault.
         ours = error("queue_full", retryable="no", status=status)
-        for behaviour, seen in ((ours, status), (plain, 503)):
+        for behaviour, seen in ((ours, status), (plain, 502)):
             agent.default = behaviour
             for _ in range(10):
                 answer = await http.post("/chat/completions", json=body_of())
