@@ -12,6 +12,7 @@ from controller.reconcile.settings import ReconcileSettings
 from controller.store.table import HISTORY_CHANGES
 
 DATABASE_NAME = "fleet.db"
+TOKENIZERS_NAME = "tokenizers"
 
 
 class Role(StrEnum):
@@ -104,7 +105,10 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         api_url=given.api,
         log_format=given.log_format,
         shutdown=ShutdownSettings(given.drain_seconds, given.grace_seconds),
-        gateway=GatewaySettings(require_key=given.require_key),
+        gateway=GatewaySettings(
+            require_key=given.require_key,
+            tokenizer_dir=None if data_dir is None else data_dir / TOKENIZERS_NAME,
+        ),
     )
 
 

@@ -32,6 +32,12 @@ _PLAIN = (
     ("drops", "Blocks given up before they were on the SSD.", "drops"),
     ("corruptions", "Blocks found damaged, and removed.", "corruptions"),
     ("faults", "Failures of the disk or of a block; each cost a cold start at most.", "faults"),
+    (
+        "late_lookups",
+        "Misses because the SSD's index did not answer in time.",
+        "late_lookups",
+    ),
+    ("stalls", "Restores that went on without an SSD that did not answer.", "stalls"),
     ("written_bytes", "Written to the SSD.", "written_bytes"),
     ("read_bytes", "Read from the SSD.", "read_bytes"),
 )

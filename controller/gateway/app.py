@@ -14,13 +14,14 @@ from controller.gateway.door import Door
 from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
+from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy, ProxyParts
 from controller.gateway.quotas import Quotas
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Upstream
 from controller.gateway.usage_writer import UsageWriter
 from controller.key_metrics import KeyMetrics
-from controller.metrics import EndpointCollector, GatewayMetrics
+from controller.metrics import EndpointCollector, GatewayMetrics, PromptMetrics
 from controller.runtime.objects import Objects
 from manifests.wire.explain import EXPLAIN_PATH
 from manifests.wire.informer import Informer
@@ -34,7 +35,7 @@ class Gateway:
     ) -> None:
         """Wire the routes; nothing runs until `run`."""
         self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
-        self._keys, self._usage = keys, usage
+        self._keys, self._usage, self._prompts = keys, usage, parts.prompts
         completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
         self.routes: list[Route] = [
             Route("/v1/chat/completions", completions),
@@ -46,6 +47,11 @@ class Gateway:
             Route("/v1/{rest:path}", unknown),
         ]
         self._fleet.subscribe(self._bound_labels)
+
+    @property
+    def prompts(self) -> Prompts:
+        """What is known of prompts and cached prefixes."""
+        return self._prompts
 
     @property
     def ready(self) -> bool:
@@ -60,7 +66,8 @@ class Gateway:
         async with self._upstream.open() as session, asyncio.TaskGroup() as group:
             group.create_task(self._keys.run())
             group.create_task(self._usage.run())
-            await self._fleet.run(session)
+            group.create_task(self._fleet.run(session))
+            group.create_task(self._prompts.run(session))
 
     def accepting(self) -> Mapping[str, int]:
         """Return how many endpoints of each model accept requests now."""
@@ -90,7 +97,8 @@ def build_gateway(
     proxy = Proxy(ProxyParts(settings, fleet, upstream, metrics, clock))
     keys, quotas = Informer(objects, "apikeys"), Quotas(clock, epoch)
     door = Door(keys, quotas, KeyMetrics(registry), epoch, require_key=settings.require_key)
-    parts = HandlerParts(settings, fleet, proxy, door, metrics, clock, int(epoch()))
+    prompts = Prompts(fleet, settings, PromptMetrics(registry, metrics.stages), clock)
+    parts = HandlerParts(settings, fleet, proxy, door, prompts, metrics, clock, int(epoch()))
     usage = UsageWriter(objects, quotas, settings.usage_seconds)
     gateway = Gateway(parts, upstream, keys, usage)
     registry.register(EndpointCollector(gateway.accepting))

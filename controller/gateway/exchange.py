@@ -10,7 +10,8 @@ from controller.gateway.access import NOBODY, Caller
 from controller.gateway.asgi import Downstream, Inbound
 from controller.gateway.demand import Demand
 from controller.gateway.endpoints import EndpointKey
-from controller.gateway.peek import Peeked
+from controller.gateway.peek import MAX_ROWS, Peeked
+from controller.gateway.prompt_facts import PromptFacts
 from controller.gateway.refusals import No
 from controller.gateway.settings import GatewaySettings
 from manifests.wire.tenant import TENANT_HEADER
@@ -22,6 +23,7 @@ class Exchange:
 
     `models` are the Models to try in turn, more than one behind a Route, and `model` the one in
     question. `tenancy` are the headers that tell an agent with whom cached prefixes are shared.
+    `facts` are its prompt in tokens, by Model, where it could be counted.
     """
 
     inbound: Inbound
@@ -34,6 +36,7 @@ class Exchange:
     caller: Caller = NOBODY
     tenancy: Mapping[str, str] = field(default_factory=dict)
     cached: Mapping[EndpointKey, int] = field(default_factory=dict)
+    facts: Mapping[str, PromptFacts] = field(default_factory=dict)
 
     @property
     def key_name(self) -> str:
@@ -71,13 +74,13 @@ class Course:
 
 
 def demand_of(exchange: Exchange, settings: GatewaySettings) -> Demand:
-    """Return what a request asks for."""
-    peeked = exchange.peeked
+    """Return what a request asks for: counted where it could be, else estimated."""
+    peeked, facts = exchange.peeked, exchange.facts.get(exchange.model)
     output = settings.assumed_output_tokens if peeked.max_tokens is None else peeked.max_tokens
     return Demand(
-        prompt_tokens=peeked.prompt_tokens,
+        prompt_tokens=peeked.prompt_tokens if facts is None else facts.tokens,
         output_tokens=output,
-        exact=peeked.exact,
+        exact=peeked.exact if facts is None else facts.exact,
         capped=peeked.max_tokens is not None,
-        rows=peeked.rows,
+        rows=peeked.rows if facts is None else min(MAX_ROWS, peeked.rows * facts.prompts),
     )

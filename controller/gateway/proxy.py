@@ -41,6 +41,7 @@ from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal, Retryable
+from manifests.wire.elapsed import ELAPSED_HEADER, format_elapsed
 from manifests.wire.gateway import MODEL_HEADER, USAGE_EACH, USAGE_END, USAGE_HEADER
 
 _LOG = structlog.get_logger(__name__)
@@ -121,7 +122,12 @@ class Proxy:
         exchange.down.model = endpoint.model
         # Without a key nobody is charged, and a count at the end does for the metrics.
         usage = USAGE_EACH if exchange.key_name else USAGE_END
-        told = {MODEL_HEADER: endpoint.model, USAGE_HEADER: usage, **exchange.tenancy}
+        told = {
+            MODEL_HEADER: endpoint.model,
+            USAGE_HEADER: usage,
+            ELAPSED_HEADER: format_elapsed(self._clock() - exchange.started_seconds),
+            **exchange.tenancy,
+        }
         call = Call(
             url=endpoint.address + inbound.path,
             headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),

@@ -57,7 +57,7 @@ def _openai_type(refusal: Refusal) -> str:
 
 def openai_headers(refusal: Refusal) -> dict[str, str]:
     """Return the headers that go with the body: Retry-After where waiting helps."""
-    return _retry_after(refusal, refusal.http_status)
+    return _retry_headers(refusal, refusal.http_status)
 
 
 def anthropic_status(refusal: Refusal) -> int:
@@ -98,7 +98,7 @@ def anthropic_error(refusal: Refusal, request_id: str | None = None) -> dict[str
 def anthropic_headers(refusal: Refusal, request_id: str | None = None) -> dict[str, str]:
     """Return the headers of an Anthropic error: Retry-After where waiting helps, and the id."""
     own = {} if request_id is None else {"request-id": request_id}
-    return {**_retry_after(refusal, anthropic_status(refusal)), **own}
+    return {**_retry_headers(refusal, anthropic_status(refusal)), **own}
 
 
 def parse_openai_error(status: int, body: Any) -> Refusal:
@@ -132,7 +132,10 @@ def _extras(refusal: Refusal) -> dict[str, int | str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _retry_after(refusal: Refusal, status: int) -> dict[str, str]:
+def _retry_headers(refusal: Refusal, status: int) -> dict[str, str]:
+    if refusal.code is Code.DEADLINE_EXCEEDED:
+        # Clients of both kinds retry every 5xx unless told not to; this time is over for good.
+        return {"x-should-retry": "false"}
     if status not in {429, 503, 529}:
         return {}
     if status == 429 and refusal.retryable is Retryable.NO:

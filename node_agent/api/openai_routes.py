@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code, FleetError, Refusal, RequestError
+from manifests.wire.elapsed import ELAPSED_HEADER, parse_elapsed
 from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 from node_agent.api.answers import RunResponse
 from node_agent.api.body import read_json_object
@@ -98,6 +99,7 @@ class OpenAIRoutes:
             tenant=find_tenant(request.headers),
             isolated=wants_isolation(request.headers),
             served_model=request.headers.get(MODEL_HEADER, ""),
+            elapsed_seconds=parse_elapsed(request.headers.get(ELAPSED_HEADER)),
         )
         self._log_unknown(generation.unknown_fields)
         view = public_models(self._pool.views()).get(generation.lease_name)

@@ -26,8 +26,9 @@ class BatchRunner:
 
     def __init__(self, model: nn.Module, chunk_tokens: int, max_running: int) -> None:
         self._model = model
-        self._chunk_tokens = chunk_tokens
-        self._max_rows = max_running
+        # The most prompt tokens of one row that a pass feeds, and the most rows there may be.
+        self.chunk_tokens = chunk_tokens
+        self.max_rows = max_running
         self._samplers = Samplers()
         self._commands: dict[int, Generate] = {}
         self._feeding: dict[int, RowPrefill] = {}
@@ -36,16 +37,6 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-
-    @property
-    def max_rows(self) -> int:
-        """How many rows are fed and decoded at most."""
-        return self._max_rows
-
-    @property
-    def chunk_tokens(self) -> int:
-        """The most prompt tokens one step feeds."""
-        return self._chunk_tokens
 
     def insert(self, command: Generate) -> int:
         """Take a row in, with an empty cache, and return its uid."""
@@ -88,11 +79,15 @@ class BatchRunner:
         rows = {uid: self._feeding[uid] for uid in uids}
         lockstep = self._feeding[uids[0]].lockstep
         if lockstep is None or lockstep.uids != tuple(uids):
-            for row in rows.values():
-                if row.lockstep is not None:
-                    row.lockstep.end()
+            self.part()
             lockstep = Lockstep(self._model, rows)
         return lockstep.feed(chunk_tokens)
+
+    def part(self) -> None:
+        """Give rows that were fed together caches of their own."""
+        for row in self._feeding.values():
+            if row.lockstep is not None:
+                row.lockstep.end()
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""

@@ -55,6 +55,8 @@ class Feeder:
 
     def __init__(self, runner: RowRunner, memory: Memory, gatekeeper: Gatekeeper) -> None:
         self._runner, self._memory, self._gatekeeper = runner, memory, gatekeeper
+        # Under whose name room is kept for taking apart what walks together.
+        self._walking: int | None = None
 
     def restore(self, row: FedRow, fed: Fed, *, alone: bool, wait_seconds: float) -> bool:
         """Do a piece of a row's start from stored blocks; False while there is more to do.
@@ -119,6 +121,7 @@ class Feeder:
         chunk_tokens = wanted_tokens
         if isinstance(decision, Shrink):
             chunk_tokens = prompt.next_chunk_tokens(decision.chunk_tokens)
+        self._part()
         predicted_bytes = self._gatekeeper.predict(
             Chunks(held_tokens, chunk_tokens, len(row.command.prompt))
         )
@@ -165,6 +168,7 @@ class Feeder:
         self._memory.begin_chunk()
         steps = self._runner.feed_together(uids, tokens)
         actual_bytes = self._memory.end_chunk()
+        self._keep_room(uids)
         self._memory.clear()
         self._gatekeeper.learn(predicted_bytes, actual_bytes)
         for row, step in zip(rows, steps, strict=True):
@@ -180,6 +184,7 @@ class Feeder:
 
     def join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
         """Let a row join those being decoded if the gate lets it."""
+        self._part()
         cost = self._runner.join_cost(row.uid, apart=False)
         # A batch of its own costs a forward pass each step, but no padding.
         apart = not self._gatekeeper.has_room(cost)
@@ -193,6 +198,24 @@ class Feeder:
         fed.joined.append(row)
         if step.chunk_tokens:
             fed.events.append(_progress(row, step))
+
+    def _keep_room(self, uids: Sequence[int]) -> None:
+        """Keep room for taking these rows' common cache apart."""
+        self._forget_walking()
+        self._walking = uids[0]
+        self._gatekeeper.reserved.keep(uids[0], self._runner.lockstep_bytes(uids) or 0)
+
+    def _part(self) -> None:
+        """Give rows that walked together caches of their own; room was kept for that."""
+        if self._walking is not None:
+            self._runner.part()
+            self._memory.clear()
+            self._forget_walking()
+
+    def _forget_walking(self) -> None:
+        if self._walking is not None:
+            self._gatekeeper.reserved.keep(self._walking, 0)
+            self._walking = None
 
     def _stop(self, row: FedRow, decision: Decision, fed: Fed) -> None:
         """Carry out a decision that lets the row feed nothing now."""

@@ -179,7 +179,7 @@ class Gatekeeper:
         if self._forecast is None or not reading.limited:
             return True
         if isinstance(wish, Chunks):
-            need_bytes = self._correction.apply(self.predict(wish)) + wish.moved_bytes
+            need_bytes = self._correction.apply(self.predict(wish))
         else:
             need_bytes = self._forecast.join_bytes(wish)
         return need_bytes <= reading.room_bytes
@@ -199,7 +199,8 @@ class Gatekeeper:
             return 0
         held_tokens, tokens = chunks.held_tokens, chunks.tokens
         logits_bytes = forecast.logits_bytes(held_tokens, tokens, chunks.total_tokens)
-        return chunks.rows * (forecast.chunk_bytes(held_tokens, tokens) + logits_bytes)
+        row_bytes = forecast.chunk_bytes(held_tokens, tokens) + logits_bytes
+        return chunks.rows * row_bytes + chunks.moved_bytes
 
     def learn(self, predicted_bytes: int, actual_bytes: int) -> None:
         """Take in what a chunk really took."""

@@ -66,6 +66,18 @@ def default_cache_limit_bytes(recommended_working_set_bytes: int) -> int:
     return max(_MIN_CACHE_LIMIT_BYTES, min(share, _MAX_CACHE_LIMIT_BYTES))
 
 
+def set_wired_limit(limit_bytes: int) -> None:
+    """Let MLX keep so much wired from now on, as far as Metal allows; without Metal do nothing.
+
+    MLX wires or unwires what it holds at once. What was begun is waited for first, as mlx-lm's
+    own `wired_limit` does. Mutates: MLX's wired limit. Source: mlx_lm.generate, MLX's ResidencySet.
+    """
+    working_set_bytes = int(mx.device_info().get("max_recommended_working_set_size", 0))
+    if working_set_bytes:
+        mx.synchronize()
+        mx.set_wired_limit(min(limit_bytes, working_set_bytes))
+
+
 def load(
     command: Load, progress: Progress, memory: Memory, store: PrefixStore | None = None
 ) -> LoadedModel:
@@ -78,9 +90,8 @@ def load(
     cache_limit_bytes = command.cache_limit_bytes or default_cache_limit_bytes(working_set_bytes)
     if cache_limit_bytes:
         mx.set_cache_limit(cache_limit_bytes)
-    if working_set_bytes:
-        # Nothing wired unless told so: with cache churn, wiring is tied to kernel panics.
-        mx.set_wired_limit(min(command.wired_limit_bytes, working_set_bytes))
+    # Nothing wired unless told so: with cache churn, wiring is tied to kernel panics.
+    set_wired_limit(command.wired_limit_bytes)
     forecast = read_forecast(command)
     model, config = load_model(Path(command.model_path), lazy=True)
     _read_weights(model, progress)

@@ -29,12 +29,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     `budget_bytes` bounds MLX's active plus cached memory: what the engine holds, what is
     promised to its requests, and one margin. 0 means no limit. Without `prefill_turn` it
     decodes but feeds no prompt, because another engine of the node is feeding one.
+    `wired_limit_bytes` is what MLX may keep wired from now on; None leaves it as it is.
     """
 
     budget_bytes: int = 0
     margin_bytes: int = 0
     min_chunk_tokens: int = 32
     prefill_turn: bool = True
+    wired_limit_bytes: int | None = None
 
 
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):

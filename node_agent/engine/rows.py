@@ -117,7 +117,7 @@ class RowRunner(Protocol):
 
     @property
     def chunk_tokens(self) -> int:
-        """The most prompt tokens one step feeds, over all rows together."""
+        """The most prompt tokens of one row that a pass feeds."""
         ...
 
     def insert(self, command: Generate) -> int:
@@ -140,7 +140,15 @@ class RowRunner(Protocol):
         ...
 
     def feed_together(self, uids: Sequence[int], chunk_tokens: int) -> tuple[PrefillStep, ...]:
-        """Feed each of these rows its next chunk, none of them its last token, in one pass."""
+        """Feed each of these rows its next chunk, none of them its last token, in one pass.
+
+        They hold one cache in common until `part`, or until one of them is fed alone, joins or
+        is removed.
+        """
+        ...
+
+    def part(self) -> None:
+        """Give rows that were fed together caches of their own."""
         ...
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from manifests.errors import Code, Retryable
 from node_agent.engine.faults import classify_fault, explain_fault
 from node_agent.engine.heap import find_trim
-from node_agent.engine.loading import LoadedModel, load
+from node_agent.engine.loading import LoadedModel, load, set_wired_limit
 from node_agent.engine.mailbox import Board, Mailbox, RowCounts, StepGauges
 from node_agent.engine.messages import (
     Abort,
@@ -71,6 +71,7 @@ class Runtime:
         self._reporter: PrefixReporter | None = None
         self._give_back = find_trim()
         self._steps = 0
+        self._wired_bytes = 0
 
     def run(self) -> ExitCode:
         """Live until Shutdown or a fault; every request is answered either way."""
@@ -117,6 +118,7 @@ class Runtime:
 
     def _load(self) -> LoadedModel | None:
         command = self._await_load()
+        self._wired_bytes = command.wired_limit_bytes
         if command.model_fingerprint:
             self._store = PrefixStore(command.cache)
         self._show(time.monotonic())
@@ -166,6 +168,8 @@ class Runtime:
                 return False
             if isinstance(command, CacheLimits) and self._store is not None:
                 self._store.resize(command)
+            if isinstance(command, Limits):
+                self._wire(command.wired_limit_bytes)
             events += _obey(scheduler, command)
         worked = scheduler.busy
         if worked:
@@ -184,6 +188,12 @@ class Runtime:
         if worked and not scheduler.busy:
             self._give_back()
         return True
+
+    def _wire(self, wired_bytes: int | None) -> None:
+        """Follow a changed guard; between steps, when no row's work is under way."""
+        if wired_bytes is not None and wired_bytes != self._wired_bytes:
+            self._wired_bytes = wired_bytes
+            set_wired_limit(wired_bytes)
 
     def _show(self, started_seconds: float | None) -> None:
         self._board.step = StepGauges(

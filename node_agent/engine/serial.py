@@ -89,6 +89,9 @@ class SerialRunner:
         """Feed the only row."""
         return tuple(self._rows[uid].prefill.feed(uid, chunk_tokens) for uid in uids)
 
+    def part(self) -> None:
+        """Do nothing: a row always has a cache of its own."""
+
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:  # noqa: ARG002 - always apart
         """Return what decoding takes: the widest layer may have to grow."""
         cache = self._rows[uid].prefill.cache

@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from manifests.safetensors_header import LENGTH_BYTES
 from node_agent.kvcache.block import BlockHeader
@@ -21,6 +21,8 @@ from node_agent.kvcache.block_format import BlockDamagedError, decode_header, he
 
 FILE_MODE = 0o600
 MAX_FILE_BYTES = 4 << 30
+# One system call moves so much at most, so that a slow disk is told from one that hangs.
+PIECE_BYTES = 8 << 20
 
 # O_NONBLOCK: opening a FIFO nobody writes to would wait for ever.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -28,8 +30,12 @@ _NOT_A_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EOPNOTSUP
 _NO_FULL_SYNC = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP})
 
 
-def read_file(directory: int, name: str) -> bytearray:
-    """Return a file's content.
+def _unseen() -> None:
+    """Note nothing."""
+
+
+def read_file(directory: int, name: str, progress: Callable[[], None] = _unseen) -> bytearray:
+    """Return a file's content; `progress` is told of each piece.
 
     Raises: BlockDamagedError when it is not a regular file or changed its size; OSError otherwise,
     FileNotFoundError when there is none.
@@ -37,7 +43,7 @@ def read_file(directory: int, name: str) -> bytearray:
     descriptor, size_bytes = _open_regular(directory, name)
     try:
         content = bytearray(size_bytes)
-        _read_into(descriptor, memoryview(content))
+        _read_into(descriptor, memoryview(content), progress)
     finally:
         os.close(descriptor)
     return content
@@ -60,9 +66,13 @@ def read_block_header(directory: int, name: str) -> tuple[BlockHeader, int]:
 
 
 def write_new(
-    directory: int, name: str, parts: Sequence[bytes | memoryview], durable: bool
+    directory: int,
+    name: str,
+    parts: Sequence[bytes | memoryview],
+    durable: bool,
+    progress: Callable[[], None] = _unseen,
 ) -> None:
-    """Write a file that does not exist yet, readable by us alone.
+    """Write a file that does not exist yet, readable by us alone; `progress` as in `read_file`.
 
     Raises: OSError; the file may then be there in part, and the caller removes it.
     """
@@ -73,7 +83,8 @@ def write_new(
         for part in parts:
             rest = memoryview(part)
             while rest:
-                rest = rest[os.write(descriptor, rest) :]
+                rest = rest[os.write(descriptor, rest[:PIECE_BYTES]) :]
+                progress()
         if durable:
             flush_to_drive(descriptor)
     finally:
@@ -120,9 +131,10 @@ def _open_regular(directory: int, name: str) -> tuple[int, int]:
     raise BlockDamagedError(f"{name} is not a regular file")
 
 
-def _read_into(descriptor: int, view: memoryview) -> None:
+def _read_into(descriptor: int, view: memoryview, progress: Callable[[], None] = _unseen) -> None:
     while view:
-        count = os.readv(descriptor, [view])
+        count = os.readv(descriptor, [view[:PIECE_BYTES]])
+        progress()
         if count == 0:
             raise BlockDamagedError("the file became shorter while it was read")
         view = view[count:]

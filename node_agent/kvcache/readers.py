@@ -5,11 +5,15 @@ leave the interpreter to others.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol, TypeVar
+
+from node_agent.kvcache.daemon_threads import DaemonThreads
 
 # SHA-256 of one core is slower than an SSD; more threads than this take cores from the model.
 READER_THREADS = 2
+# So long may a reader take over the block it is at when the engine ends; a disk may hang.
+CLOSE_SECONDS = 5.0
 
 Result = TypeVar("Result")
 
@@ -31,7 +35,7 @@ class ReaderThreads:
     """Readers beside the engine's thread."""
 
     def __init__(self, threads: int = READER_THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kvcache-reader")
+        self._threads = DaemonThreads(threads, "kvcache-reader")
         self._closing = False
 
     @property
@@ -41,12 +45,12 @@ class ReaderThreads:
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
         """Have a job done when its turn comes."""
-        return self._pool.submit(job)
+        return self._threads.submit(job)
 
-    def close(self) -> None:
-        """End the threads once each has read the block it is at."""
+    def close(self, wait_seconds: float = CLOSE_SECONDS) -> None:
+        """End the threads once each has read the block it is at, if it does in time."""
         self._closing = True
-        self._pool.shutdown(cancel_futures=True)
+        self._threads.close(wait_seconds)
 
 
 class InlineReader:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from manifests.wire.prefix_chain import PrefixChain
@@ -63,6 +63,14 @@ class RestoreSource:
     plan: Callable[[Gone], RestorePlan]
 
 
+@dataclass(slots=True)
+class _Reading:
+    """What the readers have found so far; they stop at the next block once it is given up."""
+
+    found: Found = field(default_factory=dict)
+    given_up: bool = False
+
+
 class Restoring:
     """One sequence's restore."""
 
@@ -72,17 +80,21 @@ class Restoring:
         self._started_seconds = time.perf_counter()
         self._held = ExitStack()
         self._gone: Gone = frozenset()
-        self._closed = False
         self._begin()
 
     def poll(self, wait_seconds: float | None) -> Restored | None:
         """Return what was read, None while it is on its way; wait so long for it at most.
 
-        A block that is gone or damaged is left out and the next best start is tried.
+        A block that is gone or damaged is left out and the next best start is tried. So is what a
+        disk that hangs has not given by now.
         """
         while self._plan.blocks:
             if wait(self._reads, wait_seconds).not_done:
-                return None
+                disk = self._source.disk
+                if disk is None or not disk.store.link.watch.hanging:
+                    return None
+                self._leave(disk)
+                continue
             failed, blocks = self._collect()
             if failed is None:
                 return self._finish(blocks)
@@ -94,7 +106,7 @@ class Restoring:
 
     def close(self) -> None:
         """Let the blocks go; what is not read yet is not read any more."""
-        self._closed = True
+        self._reading.given_up = True
         for read in self._reads:
             read.cancel()
         self._held.close()
@@ -103,29 +115,44 @@ class Restoring:
         """Plan, hold the blocks in RAM and have the others read, dealt out to the readers."""
         source = self._source
         self._plan = source.plan(self._gone)
-        self._reads: list[Future[Found]] = []
+        self._reads: list[Future[None]] = []
+        self._reading = reading = _Reading()
         if source.hot is not None:
             digests = [use.block.digest for use in self._plan.blocks]
             self._held.enter_context(source.hot.pinned(digests))
         cold = [use for use in self._plan.blocks if use.block.tier is Tier.SSD]
         for number in range(min(READER_THREADS, len(cold))):
             part = cold[number::READER_THREADS]
-            self._reads.append(self._readers.submit(partial(self._read, part)))
+            self._reads.append(self._readers.submit(partial(self._read, part, reading)))
 
-    def _read(self, uses: Sequence[BlockUse]) -> Found:
+    def _read(self, uses: Sequence[BlockUse], reading: _Reading) -> None:
         """Read blocks, up to the first that cannot be had. On a reader's thread."""
-        found: Found = {}
         disk = self._source.disk
         if disk is None:
-            return found
+            return
         with disk.store.leased([use.block.digest for use in uses]):
             for use in uses:
-                if self._closed or self._readers.closing:
+                if reading.given_up or self._readers.closing:
                     break
-                block = found[use.block.digest] = disk.store.get(self._expected(use))
+                block = disk.store.get(self._expected(use))
+                if reading.given_up:
+                    break
+                reading.found[use.block.digest] = block
                 if block is None:
                     break
-        return found
+
+    def _leave(self, disk: DiskTier) -> None:
+        """Go on without the disk, with what RAM holds and what was read."""
+        reading = self._reading
+        self.close()
+        cold = [use.block for use in self._plan.blocks if use.block.tier is Tier.SSD]
+        for block in [reading.found.get(one.digest) for one in cold]:
+            if block is not None and self._source.hot is not None:
+                self._source.hot.put(block)
+        self._gone |= {(one.digest, one.tier) for one in cold}
+        self._source.stats.add(stalls=1)
+        disk.store.link.tell_hanging()
+        self._begin()
 
     def _expected(self, use: BlockUse) -> Expected:
         chain, fingerprint = self._source.chain, self._source.fingerprint
@@ -135,9 +162,9 @@ class Restoring:
 
     def _collect(self) -> tuple[StoredBlock | None, list[Block]]:
         """Return the plan's blocks in order, or the first that cannot be had."""
-        hot, read, blocks = self._source.hot, Found(), list[Block]()
+        hot, read, blocks = self._source.hot, self._reading.found, list[Block]()
         for one in self._reads:
-            read |= one.result()
+            one.result()
         for use in self._plan.blocks:
             digest = use.block.digest
             if use.block.tier is Tier.SSD:

@@ -1,6 +1,10 @@
 """The SQLite file of the index: opened, checked, and its errors translated.
 
-Owns the connection, the schema and transactions. Called by the tables over it and by the store.
+Owns the connections, the schema and transactions. Called by the tables over it and by the store.
+
+Two connections: one for transactions and long reads, one for short looks. A transaction may wait
+for another process, and holds its connection meanwhile; with a rollback journal a look on another
+connection waits for commits only.
 
 Not WAL: WAL maps a shared-memory file, and when a volume is unplugged, or that file is cut, the
 next access kills the process with SIGBUS (tried: exit by signal 7), where a rollback journal gives
@@ -21,6 +25,10 @@ from node_agent.kvcache.ssd_health import TierFault, TierReason, fault_from_sqli
 
 SCHEMA_VERSION = 2
 BUSY_SECONDS = 2.0
+# A look waits for no more than a commit under way; whoever asks has running streams to serve.
+LOOK_BUSY_SECONDS = 0.02
+# So long a connection that is in use elsewhere is waited for before it is left to be collected.
+_CLOSE_SECONDS = 1.0
 
 _SCHEMA = """
 CREATE TABLE figures (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -61,22 +69,23 @@ class Database:
         """Open or make the file. Raises: TierFault (INDEX when damaged), OSError."""
         self._path = path
         self._lock = threading.RLock()
+        self._look_lock = threading.Lock()
         self._inode = _make_file(path)
         try:
-            self._connection = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
+            self._connection = _connect(path, BUSY_SECONDS)
+            self._looker = _connect(path, LOOK_BUSY_SECONDS)
         except sqlite3.Error as error:
             raise fault_from_sqlite(error) from error
         try:
             for pragma in ("mmap_size=0", "synchronous=OFF", "journal_mode=TRUNCATE"):
                 self._connection.execute(f"PRAGMA {pragma}").fetchall()
+            self._looker.execute("PRAGMA mmap_size=0").fetchall()
             self.fresh = self._ensure_schema()
         except sqlite3.Error as error:
-            self._connection.close()
+            self.close()
             raise fault_from_sqlite(error) from error
         except TierFault:
-            self._connection.close()
+            self.close()
             raise
 
     @contextmanager
@@ -107,6 +116,18 @@ class Database:
             except sqlite3.Error as error:
                 raise fault_from_sqlite(error) from error
 
+    @contextmanager
+    def looking(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection for short reads, which see what was committed.
+
+        Raises: TierFault; BUSY after some milliseconds.
+        """
+        with self._look_lock:
+            try:
+                yield self._looker
+            except sqlite3.Error as error:
+                raise fault_from_sqlite(error) from error
+
     def check(self) -> None:
         """Read the whole file. Raises: TierFault (INDEX) when it is damaged."""
         with self.reading() as connection:
@@ -119,9 +140,16 @@ class Database:
         return self._path.stat().st_size
 
     def close(self) -> None:
-        """Close the file; what was committed stays."""
-        with self._lock:
-            self._connection.close()
+        """Close the file; what was committed stays. One that a hanging disk holds is left."""
+        for lock, connection in (
+            (self._look_lock, self._looker),
+            (self._lock, self._connection),
+        ):
+            if lock.acquire(timeout=_CLOSE_SECONDS):
+                try:
+                    connection.close()
+                finally:
+                    lock.release()
 
     def _ensure_schema(self) -> bool:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -151,6 +179,12 @@ class Database:
     def _undo(self) -> None:
         if self._connection.in_transaction:
             self._connection.rollback()
+
+
+def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+    )
 
 
 def delete_database(path: Path) -> None:

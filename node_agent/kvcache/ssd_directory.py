@@ -16,9 +16,11 @@ unplugged; when it is gone somebody has deleted it, and it is made again. Called
 Raises TierFault with a reason for people.
 """
 
+import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -38,6 +40,7 @@ OUR_NAMES = frozenset({MARKER, INDEX, f"{INDEX}-journal", "lock", "owners", "blo
 
 _FOLDERS = ("owners", "blocks", "quarantine")
 _LOCK_WAIT_SECONDS = 30.0
+_NO_FOLDER_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP})
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -46,7 +49,7 @@ class CacheDirectory:
 
     def __init__(self, path: Path, memory_file: Path | None) -> None:
         """Find or make the directory. Raises: TierFault."""
-        self._given = path
+        self._given, self._memory_file = path, memory_file
         try:
             _require_volume(path)
             self.path = path.resolve()
@@ -58,7 +61,8 @@ class CacheDirectory:
             if memory_file is None or self.cache_id == known_id:
                 return
             if not on_one_volume(self.path, memory_file.parent):
-                _remember(memory_file, path, self.cache_id)
+                with _lock_folder(memory_file.parent):
+                    _remember(memory_file, path, self.cache_id)
         except OSError as error:
             raise fault_from_os(error, str(path)) from error
 
@@ -101,6 +105,19 @@ class CacheDirectory:
         """Return what the volume has free for us. Raises: OSError."""
         figures = os.statvfs(self.path)
         return figures.f_bavail * figures.f_frsize
+
+    def sweep(self) -> int:
+        """Take away small files that a kill left half written; return how many. With `locked` held.
+
+        Markers are written under that lock and memory files under one of their own, so nobody is
+        writing what is taken away. Raises: TierFault, OSError.
+        """
+        count = _sweep(self.path, MARKER)
+        memory_file = self._memory_file
+        if memory_file is None or not memory_file.parent.is_dir():
+            return count
+        with _lock_folder(memory_file.parent) as alone:
+            return count + (_sweep(memory_file.parent, memory_file.name) if alone else 0)
 
     def set_aside(self, directory: int, name: str) -> None:
         """Take away what stands in a block's place: a file for good, anything else to quarantine.
@@ -216,18 +233,49 @@ def _lock(path: Path) -> Iterator[None]:
     descriptor = os.open(path / "lock", flags, FILE_MODE)
     try:
         make_private(descriptor, FILE_MODE)
-        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise TierFault(TierReason.IO_ERROR, f"{path}/lock stays held") from error
-                time.sleep(0.02)
+        _await_lock(descriptor, path / "lock")
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[bool]:
+    """Keep others from writing a memory file there, without a file of its own.
+
+    Lends False on a volume that locks no folders (NFS). Raises: TierFault, OSError.
+    """
+    descriptor = os.open(folder, _OPEN_FOLDER)
+    try:
+        yield _await_lock(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _await_lock(descriptor: int, what: Path) -> bool:
+    deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise TierFault(TierReason.IO_ERROR, f"{what} stays locked") from error
+            time.sleep(0.02)
+        except OSError as error:
+            if error.errno in _NO_FOLDER_LOCKS and what.is_dir():
+                return False
+            raise
+        else:
+            return True
+
+
+def _sweep(folder: Path, name: str) -> int:
+    """Take away what `_replace_file` left of a file, now that nobody is writing it."""
+    temporary = re.compile(rf"\.{re.escape(name)}-[0-9a-f]{{8}}")
+    found = [entry for entry in folder.iterdir() if temporary.fullmatch(entry.name)]
+    for entry in found:
+        entry.unlink(missing_ok=True)
+    return len(found)
 
 
 def _replace_file(folder: Path, name: str, content: bytes) -> None:
@@ -257,5 +305,6 @@ def _recall(memory_file: Path | None, path: Path) -> str | None:
 
 
 def _remember(memory_file: Path, path: Path, cache_id: str) -> None:
+    """Add a directory; with the folder's lock, so that no other process's line gets lost."""
     known = {**_memory(memory_file), str(path.absolute()): cache_id}
     _replace_file(memory_file.parent, memory_file.name, json.dumps(known, indent=1).encode())

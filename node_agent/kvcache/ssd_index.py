@@ -58,7 +58,7 @@ class SsdIndex:
         Raises: TierFault.
         """
         found: list[StoredBlock] = []
-        with self._database.reading() as connection:
+        with self._database.looking() as connection:
             for batch in _batches(digests):
                 where = f"digest IN ({_marks(batch)})"
                 found += _rows(connection, where, batch)
@@ -73,7 +73,7 @@ class SsdIndex:
         Raises: TierFault.
         """
         where = "digest = (SELECT digest FROM cuts WHERE cut = ? LIMIT 1)"
-        with self._database.reading() as connection:
+        with self._database.looking() as connection:
             for number in range(len(cuts), 0, -1):
                 for block in _rows(connection, where, [cuts[number - 1]]):
                     return CutBlock(block, number * CUT_TOKENS)
@@ -81,12 +81,12 @@ class SsdIndex:
 
     def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
         """Return whether a block is stored, with all these snapshots. Raises: TierFault."""
-        with self._database.reading() as connection:
+        with self._database.looking() as connection:
             return has_block(connection, digest, snapshot_mask)
 
     def figures(self) -> Figures:
         """Return the totals. Raises: TierFault."""
-        with self._database.reading() as connection:
+        with self._database.looking() as connection:
             rows = dict(connection.execute("SELECT name, value FROM figures"))
         return Figures(rows["used_bytes"], rows["blocks"], rows["foreign_files"])
 

@@ -20,11 +20,14 @@ from node_agent.kvcache.ssd_health import (
     TierReason,
     TierState,
     fault_from_os,
+    has_room_again,
     state_after_fault,
+    state_hanging,
     state_proven,
     state_ready,
 )
 from node_agent.kvcache.ssd_session import Session, open_session
+from node_agent.kvcache.ssd_watch import OPEN_SECONDS, UPKEEP_SECONDS, DiskWatch
 from node_agent.kvcache.stats import StatsCounter
 
 _LOG = structlog.get_logger(__name__)
@@ -62,6 +65,7 @@ class SsdLink:
         self.budget = budget
         self.stats = stats
         self.clock = clock
+        self.watch = DiskWatch()
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._state = TierState()
@@ -70,18 +74,25 @@ class SsdLink:
     @property
     def state(self) -> TierState:
         """The tier's condition."""
-        return self._state
+        return state_hanging(self._state) if self.watch.hanging else self._state
 
     @contextmanager
-    def guarded(self) -> Iterator[Session | None]:
-        """Lend the session, None while the tier is off; a fault of the disk ends the body."""
+    def guarded(
+        self, limit_seconds: float = UPKEEP_SECONDS, size_bytes: int = 0
+    ) -> Iterator[Session | None]:
+        """Lend the session, None while the tier is off; a fault of the disk ends the body.
+
+        The disk hangs when nothing moves for `limit_seconds`. `size_bytes` is what the body writes.
+        """
         session = self._session
         try:
-            yield session
+            with self.watch.using(limit_seconds):
+                yield session
         except TierFault as fault:
-            self._fail(session, fault)
+            self._fail(session, fault, size_bytes)
         except OSError as error:
-            self._fail(session, fault_from_os(error, str(self.settings.directory)))
+            place = str(self.settings.directory)
+            self._fail(session, fault_from_os(error, place), size_bytes)
 
     def may_write(self) -> bool:
         """Return whether a save may be tried: all is well, or it is time to see if it is again."""
@@ -89,17 +100,22 @@ class SsdLink:
             return False
         return self._state.writable or self.clock() >= self._state.retry_at_seconds
 
-    def proven(self) -> None:
-        """Note that a block was written: the disk is well."""
+    def proven(self, written_bytes: int) -> None:
+        """Note that a block was written: the disk is well for blocks of that size."""
         with self._lock:
             if self._session is not None:
-                self._state = state_proven(self._state)
+                self._state = state_proven(self._state, written_bytes)
+
+    def tell_hanging(self) -> None:
+        """Log that somebody gave up waiting for the disk."""
+        self._log(TierFault(TierReason.HANGING, str(self.settings.directory)), self.clock())
 
     def probe(self) -> TierState:
         """Open the directory if it is time to try; see that an open one is still there."""
         if self._session is None:
             if self.clock() >= self._state.retry_at_seconds:
-                self._open()
+                with self.watch.using(OPEN_SECONDS):
+                    self._open()
             return self._state
         with self.guarded() as session:
             if session is not None:
@@ -142,18 +158,23 @@ class SsdLink:
         if not full or self.clock() < self._state.retry_at_seconds:
             return
         room = min(_ROOM_BYTES, self.budget.size_bytes)
-        if session.directory.free_bytes() >= self.budget.leave_free_bytes + room:
+        floor = self.budget.leave_free_bytes + room
+        if has_room_again(self._state, session.directory.free_bytes(), floor):
             with self._lock:
                 ready = state_ready(self._state.private)
                 self._state = replace(ready, failures=self._state.failures)
 
-    def _fail(self, session: Session | None, fault: TierFault) -> None:
+    def _fail(self, session: Session | None, fault: TierFault, size_bytes: int = 0) -> None:
+        free_bytes = 0
+        if fault.reason is TierReason.FULL and session is not None:
+            with suppress(OSError):
+                free_bytes = session.directory.free_bytes()
         with self._lock:
             if session is not self._session:
                 return  # a fault of a session that was replaced meanwhile
             now = self.clock()
             fault = _sharpened(fault, self.settings.directory)
-            self._state = state_after_fault(self._state, fault, now)
+            self._state = state_after_fault(self._state, fault, now, (size_bytes, free_bytes))
             if fault.reason is TierReason.BUSY:
                 return
             lost = session is not None and fault.reason is not TierReason.FULL

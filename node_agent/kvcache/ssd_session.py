@@ -58,6 +58,7 @@ def open_session(path: Path, memory_file: Path | None, suspect: bool = False) ->
     """
     directory = CacheDirectory(path, memory_file)
     with directory.locked():
+        directory.sweep()
         dead = dead_owners(directory.owners)
         with directory.blocks() as folder:
             relieved = bool(make_index_room(directory, folder))

@@ -1,8 +1,9 @@
 """The disk tier: finds, reads and writes blocks, and survives its disk.
 
-Owns the order of steps of each operation. The engine's thread finds, leases and gets; the writer's
-thread puts, trims and wipes. No method raises for what a disk does: see `SsdLink`, whose `probe`
-opens the tier. All engines of a node may share one directory.
+Owns the order of steps of each operation. The engine's thread finds, and never waits long for it;
+readers' threads lease and get; the writer's thread puts, trims and wipes. No method raises for what
+a disk does: see `SsdLink`, whose `probe` opens the tier. All engines of a node may share one
+directory.
 """
 
 import errno
@@ -10,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -29,6 +31,7 @@ from node_agent.kvcache.ssd_claims import Claim, end_lease, end_write, lease
 from node_agent.kvcache.ssd_health import TierFault, TierReason
 from node_agent.kvcache.ssd_index import Figures, add_block, remove_block, touch_blocks
 from node_agent.kvcache.ssd_link import SsdLink
+from node_agent.kvcache.ssd_lookups import IndexLooks, Lookups
 from node_agent.kvcache.ssd_room import (
     PutOutcome,
     disk_use,
@@ -40,6 +43,7 @@ from node_agent.kvcache.ssd_room import (
 )
 from node_agent.kvcache.ssd_session import Session
 from node_agent.kvcache.ssd_survey import block_name, survey
+from node_agent.kvcache.ssd_watch import OPEN_SECONDS, READ_SECONDS
 
 _LOG = structlog.get_logger(__name__)
 _NOT_REPLACEABLE = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST})
@@ -50,41 +54,43 @@ class SsdStore:
 
     def __init__(self, link: SsdLink) -> None:
         self.link = link
+        self._index = IndexLooks(link, Lookups())
+        self._figures = Figures(), 0
 
     def figures(self) -> tuple[Figures, int]:
-        """Return the index's totals, and the bytes the cache may take now."""
-        with self.link.guarded() as session:
-            if session is not None:
-                with session.database.reading() as connection:
-                    allowed = allowed_bytes(self.link.budget, disk_use(session, connection))
-                return session.index.figures(), allowed
-        return Figures(), 0
+        """Return the index's totals, and the bytes the cache may take; of late if it is slow."""
+        self._figures = self._index.look(
+            partial(_read_figures, self.link.budget), self._figures, (Figures(), 0)
+        )
+        return self._figures
 
     def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
         """Return all stored blocks that a sequence could start from; for `plan_restore`."""
-        with self.link.guarded() as session:
-            if session is not None:
-                return session.index.find(*wanted_digests(chain), chain.block_tokens)
-        return ()
+        nothing: tuple[StoredBlock, ...] = ()
+        return self._index.look(
+            lambda session: session.index.find(*wanted_digests(chain), chain.block_tokens),
+            nothing,
+            nothing,
+        )
 
     def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
         """Return a block that a sequence could start from in its middle; see `wanted_cuts`."""
-        with self.link.guarded() as session:
-            return session.index.find_cut(cuts) if session is not None and cuts else None
-        return None
+        if not cuts:
+            return None
+        return self._index.look(lambda session: session.index.find_cut(cuts), None, None)
 
     def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
         """Return whether a block is stored, with all these snapshots."""
-        with self.link.guarded() as session:
-            return session is not None and session.index.contains(digest, snapshot_mask)
-        return False
+        return self._index.look(
+            lambda session: session.index.contains(digest, snapshot_mask), False, False
+        )
 
     @contextmanager
     def leased(self, digests: Iterable[bytes]) -> Iterator[None]:
         """Hold blocks against eviction while they are read, and note their use."""
         wanted, holder, leasing = tuple(digests), ("", 0), None
         if wanted:
-            with self.link.guarded() as session:
+            with self.link.guarded(READ_SECONDS) as session:
                 if session is not None:
                     holder = (session.owner.token, session.next_number())
                     with session.database.transaction() as connection:
@@ -105,13 +111,13 @@ class SsdStore:
 
         A damaged or exchanged one is taken away and counted, once.
         """
-        with self.link.guarded() as session:
+        with self.link.guarded(READ_SECONDS) as session:
             if session is None:
                 return None
             name = block_name(expected.digest)
             with session.directory.blocks() as folder:
                 try:
-                    content = read_file(folder, name)
+                    content = read_file(folder, name, self.link.watch.progress)
                     block = decode_block(memoryview(content).toreadonly(), expected)
                 except FileNotFoundError:
                     _strike(session, folder, expected.digest)
@@ -135,7 +141,7 @@ class SsdStore:
         if not self.link.may_write():
             return PutOutcome.OFF
         encoded = encode_block(block)
-        with self.link.guarded() as session:
+        with self.link.guarded(size_bytes=disk_bytes(encoded.size_bytes)) as session:
             if session is None:
                 return PutOutcome.OFF
             with session.directory.blocks() as folder:
@@ -148,7 +154,7 @@ class SsdStore:
                     raise TierFault(TierReason.FULL, f"{place}: no room for the index's journal")
                 if claim is not None:
                     _write(self.link, session, folder, (block.header, encoded), claim)
-                    self.link.proven()
+                    self.link.proven(disk_bytes(encoded.size_bytes))
             return outcome
         return PutOutcome.OFF
 
@@ -189,9 +195,15 @@ class SsdStore:
 
     def survey(self) -> None:
         """List the directory, put the index right, and count files of others."""
-        with self.link.guarded() as session:
+        with self.link.guarded(OPEN_SECONDS) as session:
             if session is not None:
                 survey(session.directory, session.database)
+
+
+def _read_figures(budget: SsdBudget, session: Session) -> tuple[Figures, int]:
+    with session.database.looking() as connection:
+        allowed = allowed_bytes(budget, disk_use(session, connection))
+    return session.index.figures(), allowed
 
 
 def _reserve(
@@ -212,7 +224,9 @@ def _write(
     header, encoded = content
     durable, written = link.settings.durable, claim.name
     try:
-        write_new(folder, claim.name, [encoded.head, *encoded.payload], durable)
+        write_new(
+            folder, claim.name, [encoded.head, *encoded.payload], durable, link.watch.progress
+        )
         _put_in_place(session, folder, claim)
         written = block_name(claim.digest)
         if durable:

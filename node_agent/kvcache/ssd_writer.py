@@ -70,7 +70,7 @@ class SsdWriter:
     def submit(self, block: Block) -> SubmitOutcome:
         """Hand over a block; its tensors must not change from now on."""
         digest, mask = block.header.digest, block.header.snapshot_mask
-        if not self._store.link.may_write():
+        if not self._store.link.may_write() or self._store.link.watch.hanging:
             return SubmitOutcome.OFF
         if self._queue.holds(digest, mask) or self._store.contains(digest, mask):
             self._stats.add(skips=1)

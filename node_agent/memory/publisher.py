@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import structs
+
 from manifests.errors import Refusal
 from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
 from node_agent.memory.arbiter import Arbiter
@@ -82,6 +84,14 @@ class Publisher:
                 held.release()
 
     def _plan(self, views: Sequence[EngineView]) -> list[Limits]:
+        """Return every engine's limits, with the wired limit of its guard."""
+        wired = self._arbiter.wired_limit_bytes
+        return [
+            structs.replace(one, wired_limit_bytes=wired(view.want.name))
+            for view, one in zip(views, self._plan_budgets(views), strict=True)
+        ]
+
+    def _plan_budgets(self, views: Sequence[EngineView]) -> list[Limits]:
         if not self._arbiter.enforced:
             return [Limits() for _ in views]
         concurrency = self._arbiter.node_guard.prefill_concurrency

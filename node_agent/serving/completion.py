@@ -13,6 +13,7 @@ import structlog
 from msgspec import structs
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
+from manifests.prompt.body import ChatPrompt, fill_empty, merge_variables
 from node_agent.engine.messages import (
     Failed,
     Finished,
@@ -25,7 +26,7 @@ from node_agent.pool.base import Lease, Pool, TokenStream
 from node_agent.serving.cache_keys import plan_extra_keys
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
-from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
+from node_agent.serving.request import Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.serving.sampling import plan_sampling
@@ -141,7 +142,8 @@ class Clock:
 
     def left(self, request: GenerationRequest) -> float:
         """Return what is left of a request's time; infinite without a deadline."""
-        return left_seconds(request.deadline_seconds, self.seconds())
+        elapsed_seconds = request.elapsed_seconds + self.seconds()
+        return left_seconds(request.deadline_seconds, elapsed_seconds)
 
 
 @dataclass(slots=True)
@@ -294,13 +296,13 @@ async def encode_prompts(
     """Return the ids of each prompt; an empty text becomes the start token alone."""
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
-        merged = {**variables, **prompt.variables}
+        merged = merge_variables(variables, prompt.variables)
         return [await text.encode_chat(prompt.messages, prompt.tools, merged)]
     if prompt.token_ids:
         return prompt.token_ids
     start = text.ready.bos_token_id
     encoded = await text.encode_texts(prompt.texts)
-    return [ids or ([] if start is None else [start]) for ids in encoded]
+    return [fill_empty(ids, start) for ids in encoded]
 
 
 def _check_ids(

@@ -5,7 +5,8 @@ Values only. `dialect.py` makes them, `completion.py` runs them.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from manifests.prompt.body import ChatPrompt, TextPrompts
 
 
 class Endpoint(StrEnum):
@@ -31,36 +32,14 @@ class SamplingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as the template wants it: plain strings, arguments as mappings."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
-    """Plain prompts, each either text or token ids; exactly one list is filled."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """How many prompts there are."""
-        return len(self.texts) + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap.
 
     `tenant` names who asks, where that is known, and `cache_salt` is the client's own: each keeps
     its cached prefixes apart; `isolated` does so for the tenant whatever the node's budget says.
     `served_model` is the model to answer with when `model` is a public name of it that only a
-    gateway knows. A higher `priority` goes first. `deadline_seconds` count from when
-    the request came; None is no deadline.
+    gateway knows. A higher `priority` goes first. `deadline_seconds` count from when the request
+    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before.
     """
 
     endpoint: Endpoint
@@ -75,6 +54,7 @@ class GenerationRequest:
     include_usage: bool = False
     priority: int = 0
     deadline_seconds: float | None = None
+    elapsed_seconds: float = 0.0
     tenant: str = ""
     isolated: bool = False
     served_model: str = ""

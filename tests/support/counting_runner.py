@@ -91,6 +91,9 @@ class CountingRunner:
         self.passes.append(tuple(self.rows[uid].request_id for uid in uids))
         return tuple(self.feed(uid, chunk_tokens) for uid in uids)
 
+    def part(self) -> None:
+        pass
+
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         return JoinCost(added_bytes=0 if apart else self.padding_bytes)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -302,6 +303,36 @@ async def test_a_node_that_goes_silent_loses_the_requests_it_has_not_begun(strea
             assert answer.choices[0].message.content == "abcde"
         assert first[0].calls[0].left.is_set()
         await host.until_idle()
+
+
+async def test_the_second_node_is_told_what_the_first_used_up_of_the_time() -> None:
+    agents = [ScriptedAgent(name, load(f"m-{name}")) for name in "ab"]
+    told: list[float] = []
+    ok = agents[0].default
+
+    async def fail_late_once(call: Call) -> None:
+        told.append(float(call.headers["x-mlxfleet-elapsed-seconds"]))
+        if len(told) > 1:
+            await ok(call)
+            return
+        with suppress(TimeoutError):  # nobody lets it go on: it takes so long
+            await asyncio.wait_for(call.agent.resume.wait(), 0.3)
+        await plain_500(call)
+
+    for agent in agents:
+        agent.default = fail_late_once
+    async with (
+        gateway_host(*agents) as host,
+        openai.AsyncOpenAI(base_url=host.url, api_key="k", max_retries=0) as client,
+    ):
+        forged = {"x-mlxfleet-elapsed-seconds": "9999"}
+        body = {"deadline_seconds": 60}
+        await client.chat.completions.create(
+            model="m", messages=HI, extra_body=body, extra_headers=forged
+        )
+    first, second = told
+    assert first < 9999
+    assert second >= first + 0.2
 
 
 async def test_a_dead_node_leaves_and_comes_back() -> None:

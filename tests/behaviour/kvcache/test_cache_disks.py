@@ -45,7 +45,11 @@ def test_a_disk_smaller_than_one_block_turns_saves_off(volume: Volume) -> None:
     small = block(long_chain(1, seed=1), 0, payload=1000)
     disk.clock.now += 120
     assert disk.store.put(small) is PutOutcome.STORED
-    assert disk.link.state.ready
+    # What did not fit still does not: only short blocks are stored, and the state says so.
+    assert disk.link.probe().reason is TierReason.FULL
+    assert disk.link.may_write()
+    assert disk.store.put(made(3)) is PutOutcome.OFF
+    assert disk.link.state.reason is TierReason.FULL
 
 
 def test_a_disk_with_room_for_a_few_keeps_the_last_ones(volume: Volume) -> None:

@@ -53,6 +53,29 @@ async def test_turn_and_time_reach_the_engine_of_every_row(start_agent: Any) -> 
     assert plain == 0
 
 
+async def test_what_a_gateway_used_up_before_is_taken_off(start_agent: Any) -> None:
+    heard = Listening()
+    agent = await start_agent(heard)
+    for elapsed in ("4000", "nonsense"):
+        await agent.openai.chat.completions.create(
+            model="tiny",
+            messages=HI,
+            extra_body={"deadline_seconds": 5000},
+            extra_headers={"x-mlxfleet-elapsed-seconds": elapsed},
+        )
+    first, second = (command.deadline_seconds for command in heard.commands)
+    assert first <= 1000 < second <= 5000
+    with pytest.raises(openai.InternalServerError) as caught:
+        await agent.openai.chat.completions.create(
+            model="tiny",
+            messages=HI,
+            extra_body={"deadline_seconds": 5},
+            extra_headers={"x-mlxfleet-elapsed-seconds": "5"},
+        )
+    assert caught.value.code == "deadline_exceeded"
+    assert len(heard.commands) == 2
+
+
 async def test_a_request_whose_time_is_over_before_it_runs_is_refused(
     start_agent: Any,
 ) -> None:
@@ -69,6 +92,7 @@ async def test_a_request_whose_time_is_over_before_it_runs_is_refused(
             model="tiny", messages=HI, extra_body={"deadline_seconds": 5}
         )
     assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    assert caught.value.response.headers["x-should-retry"] == "false"
     assert heard.commands == []
 
 

@@ -3,6 +3,7 @@
 In this process and step by step, so that what happens between two steps can be counted.
 """
 
+import os
 import threading
 
 import pytest
@@ -22,12 +23,14 @@ from node_agent.engine.meter import MemoryMeter
 from node_agent.engine.prefix_cache import PrefixCache
 from node_agent.engine.prefix_store import PrefixStore
 from node_agent.engine.scheduler import Scheduler
+from node_agent.kvcache import ssd_store
 from node_agent.kvcache.readers import READER_THREADS
+from node_agent.kvcache.ssd_watch import CALM_SECONDS, READ_SECONDS, DiskWatch
 from tests.support.cached_engine import prompt, row
 from tests.support.tiny_models import tiny_model
 
 LONG = prompt(600)
-READ_SECONDS = 30
+PATIENCE_SECONDS = 30
 
 
 class Parts:
@@ -52,7 +55,7 @@ class Parts:
         get = self.store.disk.store.get
 
         def held_get(expected):
-            assert self.reads.wait(READ_SECONDS)
+            assert self.reads.wait(PATIENCE_SECONDS)
             return get(expected)
 
         self.store.disk.store.get = held_get
@@ -74,7 +77,7 @@ class Parts:
         self.reads.set()
         idle = threading.Barrier(READER_THREADS)
         for read in [self.store.readers.submit(idle.wait) for _ in range(READER_THREADS)]:
-            read.result(READ_SECONDS)
+            read.result(PATIENCE_SECONDS)
 
 
 def said(steps: list[list[Event]], name: str) -> list[int]:
@@ -98,7 +101,7 @@ def parts(tmp_path):
         flushed.flush(0.1)
     made.submit("first", 8)
     made.expected = said(made.step_until(Finished, "first"), "first")
-    assert flushed.flush(READ_SECONDS)
+    assert flushed.flush(PATIENCE_SECONDS)
     made.scheduler.submit(row("stream", prompt(20, seed=3), 2000))
     # Its first token is said before it is decoded.
     made.step_until(Tokens, "stream")
@@ -149,3 +152,38 @@ def test_a_row_may_go_between_two_pieces_and_lets_its_blocks_go(parts, how):
     # Another one starts from the same blocks.
     parts.submit("again", 8)
     assert said(parts.step_until(Finished, "again"), "again") == parts.expected
+
+
+def test_a_row_goes_on_cold_when_the_disk_hangs_and_the_next_one_is_warm_again(parts, monkeypatch):
+    link, disk_seconds, read_file = parts.store.disk.store.link, [0.0], ssd_store.read_file
+    link.watch = DiskWatch(lambda: disk_seconds[0])
+    stuck = threading.Semaphore(0)
+    out, into = os.pipe()
+
+    def stuck_read(folder, name, progress):
+        stuck.release()
+        os.read(out, 1)
+        return read_file(folder, name, progress)
+
+    monkeypatch.setattr(ssd_store, "read_file", stuck_read)
+    parts.submit("long", 8)
+    parts.scheduler.step()
+    assert all(stuck.acquire(timeout=PATIENCE_SECONDS) for _ in range(READER_THREADS))
+    disk_seconds[0] += READ_SECONDS
+    cold = parts.step_until(Finished, "long")
+    assert said(cold, "long") == parts.expected
+    assert said(cold, "stream")
+    finished = next(one for one in cold[-1] if isinstance(one, Finished))
+    assert finished.cached_tokens == 0
+    report = parts.store.report("model-a")
+    assert (report.state_reason, report.writable) == ("DiskNotResponding", False)
+    assert report.counters["stalls"] == 1
+    os.close(into)
+    parts.await_read()
+    disk_seconds[0] += CALM_SECONDS
+    assert parts.store.report("model-a").state_reason == ""
+    parts.submit("again", 8)
+    warm = parts.step_until(Finished, "again")
+    assert said(warm, "again") == parts.expected
+    finished = next(one for one in warm[-1] if isinstance(one, Finished))
+    assert finished.cached_tokens == len(LONG) - 1

@@ -102,3 +102,11 @@ def test_only_what_waiting_helps_says_how_long() -> None:
     for code in (Code.PREFILL_MEMORY_EXCEEDED, Code.CONTEXT_LENGTH_EXCEEDED, Code.INTERNAL):
         assert openai_headers(never(code)) == {}
         assert anthropic_headers(never(code)) == {}
+
+
+def test_clients_of_both_kinds_are_told_not_to_send_again_what_ran_out_of_time() -> None:
+    """They retry every 5xx by themselves; so does 503, where that is right."""
+    late = never(Code.DEADLINE_EXCEEDED)
+    assert openai_headers(late) == {"x-should-retry": "false"}
+    assert anthropic_headers(late) == {"x-should-retry": "false"}
+    assert "x-should-retry" not in openai_headers(never(Code.QUEUE_FULL, Retryable.LATER))

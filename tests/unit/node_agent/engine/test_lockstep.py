@@ -2,6 +2,8 @@
 
 import pytest
 
+from node_agent.engine.feeder import Fed, FedRow, Feeder
+from node_agent.engine.gatekeeper import Gatekeeper, Tries
 from node_agent.engine.lockstep import (
     MAX_TOGETHER_ROWS,
     MIN_SHARE_TOKENS,
@@ -138,3 +140,18 @@ def test_one_that_leaves_does_not_stop_the_others():
     events = engine.drain()
     assert engine.runner.passes[1] == ("a", "c")
     assert sorted(names(events, Finished)) == ["a", "c"]
+
+
+def test_room_is_kept_for_taking_apart_what_walks_together():
+    runner = CountingRunner(moved_bytes=1 << 20)
+    memory = CountingMemory(runner)
+    gatekeeper = Gatekeeper(memory, FORECAST, lambda: 0.0)
+    feeder = Feeder(runner, memory, gatekeeper)
+    commands = [row("a", 500), row("b", 500)]
+    rows = [FedRow(command, runner.insert(command), Tries()) for command in commands]
+    assert feeder.feed_together(rows, 64, Fed())
+    assert gatekeeper.reserved.total_bytes == 1 << 20
+    assert feeder.feed_together(rows, 64, Fed())
+    assert gatekeeper.reserved.total_bytes == 1 << 20
+    assert feeder.feed_chunk(rows[0], 64, Fed(), alone=False)
+    assert gatekeeper.reserved.total_bytes == 0

@@ -11,6 +11,7 @@ from node_agent.engine.messages import (
     Event,
     Failed,
     Finished,
+    Limits,
     Load,
     Loaded,
     LoadFailed,
@@ -106,3 +107,19 @@ def test_shutdown_answers_what_is_queued_and_what_runs(monkeypatch):
 def test_shutdown_before_the_load_is_clean(monkeypatch):
     code, events = live(monkeypatch, load_faulty, Shutdown())
     assert (code, events) == (ExitCode.CLEAN, [])
+
+
+def test_a_wired_limit_that_changes_is_set_between_two_steps_and_once(monkeypatch):
+    """On Linux nothing can be wired; what would be set is looked at here."""
+    wired, mailbox = [], Mailbox()
+
+    def set_wired_limit(size: int) -> None:
+        wired.append(size)
+        if size == 0:
+            mailbox.put(Shutdown())
+
+    monkeypatch.setattr(runtime, "set_wired_limit", set_wired_limit)
+    limits = [Limits(wired_limit_bytes=size) for size in (7, 9, 9, None, 0)]
+    load = Load(model_path="/nowhere", wired_limit_bytes=7)
+    code, _ = live(monkeypatch, load_faulty, load, *limits, mailbox=mailbox)
+    assert (code, wired) == (ExitCode.CLEAN, [9, 0])

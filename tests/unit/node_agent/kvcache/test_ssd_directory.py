@@ -1,5 +1,6 @@
 """The cache directory: absent, strange, damaged, or someone else's."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -258,3 +259,39 @@ def test_leftovers_of_dead_processes_are_removed_and_files_of_living_ones_kept(t
     assert [path.name for path in blocks.glob("tmp-*")] == [f"tmp-{owner.name}-7"]
     assert held(second) == [0, 1, 2]
     living.link.close()
+
+
+@pytest.mark.usefixtures("volumes")
+def test_small_files_that_a_kill_left_half_written_are_swept_at_the_next_start(tmp_path) -> None:
+    memory = tmp_path / "data" / "known.json"
+    memory.parent.mkdir()
+    filled(tmp_path / "cache").link.close()
+    left = [tmp_path / "cache" / ".cache.json-0123abcd", memory.parent / ".known.json-0123abcd"]
+    others = [tmp_path / "cache" / ".cache.json-mine", memory.parent / ".other.json-0123abcd"]
+    for path in (*left, *others):
+        path.write_bytes(b"{")
+    disk = open_disk(tmp_path / "cache", memory_file=memory)
+    assert [path.exists() for path in (*left, *others)] == [False, False, True, True]
+    assert held(disk) == [0, 1, 2]
+    disk.link.close()
+
+
+@pytest.mark.usefixtures("volumes")
+def test_a_small_file_that_another_process_is_writing_is_left_alone(tmp_path, monkeypatch) -> None:
+    memory, swept = tmp_path / "known.json", []
+    rename = os.rename
+
+    def sweeping_rename(source, target, **where):
+        """Look for the lock that a sweep needs, between a file's writing and its naming."""
+        if str(source).startswith(".known.json"):
+            swept.append(source)
+            descriptor = os.open(tmp_path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
+        return rename(source, target, **where)
+
+    monkeypatch.setattr(os, "rename", sweeping_rename)
+    open_disk(tmp_path / "cache", memory_file=memory).link.close()
+    assert len(swept) == 1
+    assert len(json.loads(memory.read_text())) == 1

@@ -139,3 +139,14 @@ def test_measured_chunks_teach_the_arbiter(arbiter: Arbiter, publisher: Publishe
     )
     publisher.on_memory_event("a", chunk)
     assert arbiter.lessons.of("a").ratio == pytest.approx(1.2)
+
+
+async def test_a_guard_that_changes_its_wired_limit_reaches_running_engines_at_once(
+    engines: Engines, arbiter: Arbiter, publisher: Publisher
+) -> None:
+    publisher.publish()
+    assert engines.newest("a").wired_limit_bytes == 0
+    node = MemoryGuardSpec.model_validate({"wiredLimit": "2Gi"})
+    arbiter.set_guards(node, {"b": MemoryGuardSpec.model_validate({"wiredLimit": "3Gi"})})
+    told = [engines.newest(name).wired_limit_bytes for name in ("a", "b")]
+    assert told == [2 * GIB, 3 * GIB]
