@@ -176,7 +176,7 @@ def measure(name: str) -> Outcome:
         guard = {"prefillTransientMargin": "4Mi", "tier": "aggressive"}
         fleet.apply({"kind": "MemoryGuard", "metadata": {"name": "g"}, "spec": guard})
         # Placement asks for room for one prompt of so many tokens; the small nodes have little more.
-        context = {"minTokens": 512}
+        context = {"minTokens": 32}
         source = tiny_model("llama", layers=32, hidden=256, heads=8, context=32768)
         fleet.serve(MODEL, source, replicas=len(LIMITS), memoryGuard="g", context=context)
         eventually(lambda: count_known(fleet) == len(LIMITS), "every node tells its room")
