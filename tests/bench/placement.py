@@ -175,7 +175,7 @@ def measure(name: str) -> Outcome:
             fleet.start_agent(node, "--ram", "12Gi", "--wired-limit", limit)
         guard = {"prefillTransientMargin": "4Mi", "tier": "aggressive"}
         fleet.apply({"kind": "MemoryGuard", "metadata": {"name": "g"}, "spec": guard})
-        # Placement asks for room for one prompt of so many tokens; the small nodes have little more.
+        # For placement: the small nodes have room for little more than one prompt.
         context = {"minTokens": 32}
         source = tiny_model("llama", layers=32, hidden=256, heads=8, context=32768)
         fleet.serve(MODEL, source, replicas=len(LIMITS), memoryGuard="g", context=context)
