@@ -129,7 +129,10 @@ class _NotingConnector(aiohttp.TCPConnector):
     """
 
     async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp names it so
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
