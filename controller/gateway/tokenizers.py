@@ -68,6 +68,7 @@ class Tokenizers:
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
         self._shelf: TokenizerShelf | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._writer = asyncio.Lock()
 
@@ -80,9 +81,10 @@ class Tokenizers:
                 await asyncio.Event().wait()
         finally:
             self._group = None
-            links = [entry.link for entry in self._entries.values() if entry.link is not None]
+            for entry in self._entries.values():
+                self._leave(entry)
             self._entries.clear()
-            await asyncio.gather(*(link.close() for link in links))
+            await asyncio.gather(*self._closing)
 
     def want(self, sources: Mapping[str, Sequence[str]]) -> None:
         """Take which nodes have which fingerprint now; load what is new while there is place.
@@ -193,8 +195,10 @@ class Tokenizers:
         """End what an entry runs; nobody waits for it."""
         if entry.loading is not None:
             entry.loading.cancel()
-        if entry.link is not None and self._group is not None:
-            self._group.create_task(entry.link.close())
+        if entry.link is not None:
+            closing = asyncio.create_task(entry.link.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _load(self, fingerprint: str, entry: _Entry) -> None:
         """Get the files and start the process. Task root: a failure is tried again later."""

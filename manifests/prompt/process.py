@@ -100,6 +100,8 @@ class TokenizerLink:
             await self._frames.write(self._transport, frame(build(number)))
             return await future
         finally:
+            # Nobody reads it any more; when writing failed, nobody ever did.
+            future.cancel()
             del self._waiting[number]
 
     def kill(self) -> None:
@@ -135,6 +137,7 @@ class _Frames(asyncio.SubprocessProtocol):
         self._room = asyncio.Event()
         self._room.set()
         self._exited = asyncio.Event()
+        self._lost = asyncio.Event()
         self.ended = False
         self.on_reply: Callable[[TextReply], None] = lambda _reply: None
         self.on_end: Callable[[], None] = lambda: None
@@ -173,6 +176,7 @@ class _Frames(asyncio.SubprocessProtocol):
         """The child and its pipes are gone."""
         if self._transport is not None:
             self._transport.close()
+        self._lost.set()
 
     def pause_writing(self) -> None:
         """The pipe is full."""
@@ -194,6 +198,10 @@ class _Frames(asyncio.SubprocessProtocol):
     async def wait_exit(self) -> None:
         """Return once the child was waited for."""
         await self._exited.wait()
+
+    async def wait_lost(self) -> None:
+        """Return once its pipes are closed too."""
+        await self._lost.wait()
 
     def _reply(self, reply: TextReply) -> None:
         if not self._first.done():
@@ -224,3 +232,6 @@ async def _end(transport: asyncio.SubprocessTransport, frames: _Frames) -> None:
         await frames.wait_exit()
     finally:
         transport.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_EXIT_SECONDS):
+            await frames.wait_lost()

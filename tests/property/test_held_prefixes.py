@@ -80,3 +80,11 @@ def test_a_line_that_cannot_be_read_changes_nothing() -> None:
             assert believed(node)["a"].held == {NAMES[0]}
         else:
             raise AssertionError("a bad name was taken")
+
+
+def test_a_full_set_replaces_what_was_told_before_it() -> None:
+    node, root = NodePrefixes(10), {"engine": "a", "fingerprint": "f", "block_tokens": 16}
+    node.take(PrefixChanges(**root, full=True, added=(NAMES[0].hex(), NAMES[1].hex())))
+    node.take(PrefixChanges(**root, full=True, added=(NAMES[2].hex(),)))
+    assert believed(node)["a"].held == {NAMES[2]}
+    assert node.names == 1

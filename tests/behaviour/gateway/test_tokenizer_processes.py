@@ -69,6 +69,7 @@ async def test_no_more_processes_than_the_bound_and_only_an_idle_one_makes_place
         await until(lambda: not psutil.pid_exists(pid), SECONDS)
         # What no node has any more needs no process, once that has lasted.
         [pid] = tokenizers.pids().values()
+        tokenizers.want(sources)
         tokenizers.want({})
         assert list(tokenizers.pids()) == [second]
         now[0] += 60.0

@@ -90,3 +90,19 @@ def test_a_chat_for_a_model_without_a_template_has_no_ids(texts: dict[str, Local
         assert isinstance(encode(text, BODIES["unicode"]), TextRefused)
     finally:
         text.tokenizer.chat_template = template
+
+
+def test_an_empty_text_becomes_the_start_token_where_there_is_one(
+    texts: dict[str, LocalText],
+) -> None:
+    text = texts["byte_level"]
+    nothing = encode(text, {"prompt": ""})
+    assert isinstance(nothing, PackedPrompts)
+    assert nothing.prompts == [b""]
+    text.tokenizer.bos_token = "<s>"
+    try:
+        start = encode(text, {"prompt": ""})
+    finally:
+        text.tokenizer.bos_token = None
+    assert isinstance(start, PackedPrompts)
+    assert start.prompts == [pack_tokens([1])]
