@@ -46,6 +46,8 @@ _LONG_BYTES = 256 * 1024
 # A count that was wrong may be a matter of one moment: a Model's variables just changed.
 _DISTRUST_SECONDS = 600.0
 _COUNT_SECONDS_MAX = 20.0
+# What an entry takes beside its ids, about.
+_ENTRY_BYTES = 512
 
 
 class Prompts:
@@ -132,7 +134,8 @@ class Prompts:
         """Learn from an answer whether the node had counted as we did; distrust what did not."""
         model = exchange.down.model or exchange.model
         facts = exchange.facts.get(model)
-        if facts is None or not facts.exact or facts.total_tokens == usage.prompt_tokens:
+        told = usage.prompt_tokens
+        if facts is None or not facts.exact or told <= 0 or facts.total_tokens == told:
             return
         view = self._fleet.view()
         kinds = set(plan_kinds(view.candidates(model), view.engines).values())
@@ -145,7 +148,7 @@ class Prompts:
             "tokens_counted_otherwise",
             fingerprint=kind.text_fingerprint[:12],
             here=facts.total_tokens,
-            node=usage.prompt_tokens,
+            node=told,
         )
 
     async def _count_kinds(
@@ -212,14 +215,14 @@ class Prompts:
             del self._counting[key]
 
     def _remember(self, key: bytes, packed: tuple[bytes, ...]) -> None:
-        size = sum(len(ids) for ids in packed)
+        size = _size_bytes(packed)
         if size > self._settings.prompt_cache_bytes // 4:
             return
         self._known[key] = packed
         self._known_bytes += size
         while self._known_bytes > self._settings.prompt_cache_bytes:
             _, oldest = self._known.popitem(last=False)
-            self._known_bytes -= sum(len(ids) for ids in oldest)
+            self._known_bytes -= _size_bytes(oldest)
 
     async def _key(self, kind: PromptKind, prompt: PromptBody) -> bytes:
         if len(prompt.body) > _LONG_BYTES:
@@ -248,12 +251,16 @@ def models_of(exchange: Exchange) -> tuple[str, ...]:
 
 def sharing_of(exchange: Exchange) -> Sharing:
     """Return with whom a request shares cached prefixes, as its node will find it."""
-    tenancy = exchange.tenancy
+    told = exchange.tenancy
     return Sharing(
-        tenancy.get(TENANT_HEADER, ""),
-        exchange.peeked.cache_salt,
-        isolated=tenancy.get(ISOLATION_HEADER) == "tenant",
+        tenant=told.get(TENANT_HEADER, ""),
+        cache_salt=exchange.peeked.cache_salt,
+        isolated=told.get(ISOLATION_HEADER) == "tenant",
     )
+
+
+def _size_bytes(packed: tuple[bytes, ...]) -> int:
+    return _ENTRY_BYTES + sum(len(ids) for ids in packed)
 
 
 def _digest(kind: PromptKind, prompt: PromptBody) -> bytes:

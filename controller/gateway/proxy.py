@@ -127,7 +127,6 @@ class Proxy:
     async def _send(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Ending:
         """Forward, and leave a node that dies before its answer has begun."""
         node, down = endpoint.key.node, exchange.down
-        down.model = endpoint.model
         call = self._call(exchange, endpoint, course)
         with ExitStack() as stack:
             try:
@@ -150,10 +149,12 @@ class Proxy:
         """Return the request for one endpoint: the whole answer, or the rest of a cut stream."""
         inbound, down, fleet = exchange.inbound, exchange.down, self._fleet
         node, address = endpoint.key.node, endpoint.address
+        down.model = endpoint.model
+        # Without a key nobody is charged, and a count at the end does for the metrics.
+        usage = USAGE_EACH if exchange.key_name else USAGE_END
         told = {
             MODEL_HEADER: endpoint.model,
-            # Without a key nobody is charged, and a count at the end does for the metrics.
-            USAGE_HEADER: USAGE_EACH if exchange.key_name else USAGE_END,
+            USAGE_HEADER: usage,
             ELAPSED_HEADER: format_elapsed(self._clock() - exchange.started_seconds),
             **exchange.tenancy,
         }

@@ -53,6 +53,7 @@ class _Entry:
     link: TokenizerLink | None = None
     started_seconds: float = 0.0
     used_seconds: float = 0.0
+    seen_seconds: float = 0.0
     failures: int = 0
     retry_seconds: float = 0.0
 
@@ -84,12 +85,19 @@ class Tokenizers:
             await asyncio.gather(*(link.close() for link in links))
 
     def want(self, sources: Mapping[str, Sequence[str]]) -> None:
-        """Take which nodes have which fingerprint now; load what is new, end what nobody has."""
+        """Take which nodes have which fingerprint now; load what is new while there is place.
+
+        What nobody has any more ends after a while: a node may only be restarting its own.
+        """
         self._sources = {name: list(of) for name, of in sources.items() if is_fingerprint(name)}
-        for fingerprint in [name for name in self._entries if name not in self._sources]:
-            self._leave(self._entries.pop(fingerprint))
+        now = self._clock()
         for fingerprint in self._sources:
-            self._entry(fingerprint)
+            entry = self._entry(fingerprint)
+            if entry is not None:
+                entry.seen_seconds = now
+        for fingerprint, entry in tuple(self._entries.items()):
+            if now - entry.seen_seconds > _IDLE_SECONDS:
+                self._leave(self._entries.pop(fingerprint))
 
     def ready(self, fingerprint: str) -> bool:
         """Whether a process answers for this fingerprint now."""
@@ -109,7 +117,7 @@ class Tokenizers:
         Waits so long for a tokenizer that is being loaded, and then for the ids as long as they
         take: whoever asks sets a bound. A body that cannot be rendered has no ids.
         """
-        entry = self._entry(fingerprint)
+        entry = self._entry(fingerprint, asked=True)
         if entry is None:
             return None
         entry.used_seconds = self._clock()
@@ -136,31 +144,34 @@ class Tokenizers:
             return None
         return tuple(reply.prompts) if isinstance(reply, PackedPrompts) else None
 
-    def _entry(self, fingerprint: str) -> _Entry | None:
-        """Return the entry of a fingerprint that nodes have, loading it if need be and may be."""
+    def _entry(self, fingerprint: str, *, asked: bool = False) -> _Entry | None:
+        """Return the entry of a fingerprint that nodes have, loading it if need be and may be.
+
+        Only what is `asked` for takes the place of another.
+        """
         if fingerprint not in self._sources:
             return None
-        entry = self._entries.setdefault(fingerprint, _Entry())
-        self._note_death(entry, fingerprint)
         now = self._clock()
-        idle = entry.link is None and entry.loading is None
-        if idle and self._group is not None and now >= entry.retry_seconds and self._has_place():
+        entry = self._entries.setdefault(fingerprint, _Entry(seen_seconds=now))
+        self._note_death(entry, fingerprint)
+        idle = entry.link is None and entry.loading is None and now >= entry.retry_seconds
+        if idle and self._group is not None and self._has_place(asked=asked):
             entry.loading = self._group.create_task(self._load(fingerprint, entry))
         return entry
 
-    def _has_place(self) -> bool:
+    def _has_place(self, *, asked: bool) -> bool:
         """Whether one more process may run, ending the longest unused one if need be."""
         busy = [it for it in self._entries.values() if it.link is not None or it.loading]
         if len(busy) < self._most:
             return True
+        if not asked:
+            return False
         stale = [it for it in busy if it.link is not None and not it.link.waiting]
         oldest = min(stale, key=lambda it: it.used_seconds, default=None)
         if oldest is None or self._clock() - oldest.used_seconds < _IDLE_SECONDS:
             return False
         self._leave(oldest)
         oldest.link = None
-        # It had its turn; it comes back when somebody asks for it.
-        oldest.retry_seconds = self._clock() + _IDLE_SECONDS
         return True
 
     def _note_death(self, entry: _Entry, fingerprint: str) -> None:

@@ -32,15 +32,14 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Manner:
     """How a run is answered.
 
-    `tells` adds to a stream what its gateway needs to move it; rows in `greeted` have had their
-    first chunk elsewhere. `tells_usage` says with which events of a stream a comment tells what it
-    has cost so far.
+    `tells_usage`: with which events of a stream a comment says what it has cost so far. `tells`
+    adds what its gateway needs to move it; rows in `greeted` have had their first chunk elsewhere.
     """
 
     stream: bool
     keep_alive_seconds: float
-    tells: bool = False
     tells_usage: str = ""
+    tells: bool = False
     greeted: frozenset[int] = frozenset()
 
 
@@ -112,9 +111,9 @@ class RunResponse(Response):
                 continue
             if item is None:
                 break
+            so_far = self._so_far(USAGE_EACH)
             events = [event(chunk) for chunk in writer.chunks(item)]
-            frame = b"".join(events) if teller is None else teller.frame(item, events)
-            yield self._so_far(USAGE_EACH) + frame
+            yield so_far + (b"".join(events) if teller is None else teller.frame(item, events))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))

@@ -271,8 +271,9 @@ class Run:
             async for event in row.stream:
                 if not row.ended:
                     self._take(row, event)
-            died = "The engine ended before the answer did."
-            self._end(row, [Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE)])
+            if not row.ended:
+                died = "The engine ended before the answer did."
+                self._end(row, [Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE)])
         except Exception:  # noqa: BLE001  task root: the client must get an answer
             _LOG.exception("row_failed", engine=self.lease.view.want.name)
             message = "The answer could not be written."
@@ -311,6 +312,7 @@ class Run:
         self._end(row, row.text.end(event.reason))
 
     def _end(self, row: _Running, events: Sequence[RowDelta | RowEnd | Refusal]) -> None:
+        """End a row that still runs, with its last events."""
         if row.ended:
             return
         row.ended = True

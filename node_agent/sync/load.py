@@ -90,7 +90,12 @@ class LoadSource:
             cache_isolated=view.cache.terms.isolated,
             text_fingerprint="" if view.files is None else self._text_fingerprint(view.files),
             restore_tokens_per_second=_restore_rate(view.cache.tally),
-            room=observe_room(self._arbiter, view, self._givable_bytes(view, views)),
+            room=observe_room(
+                self._arbiter,
+                view,
+                self._givable_bytes(view, views),
+                sum(item.cache.hot_used_bytes for item in views),
+            ),
             shape=None if view.files is None else view.files.shape,
         )
 

@@ -59,13 +59,19 @@ async def test_no_more_processes_than_the_bound_and_only_an_idle_one_makes_place
         await until(lambda: tokenizers.ready(first), SECONDS)
         [pid] = tokenizers.pids().values()
         assert await tokenizers.encode(second, TEXT, wait_seconds=0.0) is None
+        now[0] += 60.0
+        tokenizers.want(sources)
+        assert list(tokenizers.pids()) == [first], "only a prompt takes the place of another"
         assert await tokenizers.encode(first, TEXT, wait_seconds=0.0)
         now[0] += 60.0
         assert await tokenizers.encode(second, TEXT, wait_seconds=SECONDS)
         assert list(tokenizers.pids()) == [second]
         await until(lambda: not psutil.pid_exists(pid), SECONDS)
-        # What no node has any more needs no process.
+        # What no node has any more needs no process, once that has lasted.
         [pid] = tokenizers.pids().values()
+        tokenizers.want({})
+        assert list(tokenizers.pids()) == [second]
+        now[0] += 60.0
         tokenizers.want({})
         assert tokenizers.pids() == {}
         assert await tokenizers.encode(second, TEXT, wait_seconds=SECONDS) is None
