@@ -15,10 +15,12 @@ import aiohttp
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from controller.api.health import Check, Health
 from controller.api.planning import Planner
 from controller.api.routes import ApiParts, api_routes, build_http_app
+from controller.front import Front
 from controller.gateway.app import Gateway, build_gateway
 from controller.http_server import HttpServer, base_url
 from controller.metrics import MetricsPage, ReconcileMetrics
@@ -81,6 +83,7 @@ class ControllerApp:
         self._checks: dict[str, Check] = {}
         self._health = Health(self._checks)
         self._routes: list[BaseRoute] = []
+        self._direct: dict[str, ASGIApp] = {}
         self._background: list[Background] = []
         self._server: HttpServer | None = None
 
@@ -145,12 +148,13 @@ class ControllerApp:
 
     def _add_gateway(self, gateway: Gateway) -> None:
         self._routes += gateway.routes
+        self._direct.update(gateway.direct)
         self._background.append(Background("gateway", gateway.run))
         self._checks["gateway"] = _synced(lambda: gateway.ready)
 
     async def _serve(self) -> None:
         """Run the server and the background tasks; the tasks outlive the last request."""
-        app = build_http_app(self._health, self._routes)
+        app = Front(self._direct, build_http_app(self._health, self._routes))
         self._server = HttpServer(app, self._settings.shutdown.grace_seconds)
         tasks = [asyncio.create_task(item.supervise()) for item in self._background]
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))

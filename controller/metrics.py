@@ -7,11 +7,13 @@ sends never becomes a label: a model that is not declared counts as `other`.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
+
+from controller.bound_metrics import Counter, Histogram
 
 OTHER = "other"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from controller.gateway.door import Door
 from controller.gateway.explain_route import Explain
@@ -37,9 +38,13 @@ class Gateway:
         self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
         self._keys, self._usage, self._prompts = keys, usage, parts.prompts
         completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
+        # What is asked most, for a server that can spare it the way through the routes.
+        self.direct: dict[str, ASGIApp] = {
+            "/v1/chat/completions": completions,
+            "/v1/completions": completions,
+        }
         self.routes: list[Route] = [
-            Route("/v1/chat/completions", completions),
-            Route("/v1/completions", completions),
+            *(Route(path, app) for path, app in self.direct.items()),
             Route(EXPLAIN_PATH, Explain(completions, parts.proxy, parts.clock)),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", models),

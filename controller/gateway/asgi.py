@@ -101,7 +101,10 @@ class Inbound:
 
 def find_header(headers: Iterable[RawHeader], name: bytes) -> bytes | None:
     """Return the first value of a header, or None. `name` is lower case."""
-    return next((value for key, value in headers if key.lower() == name), None)
+    for key, value in headers:
+        if key == name or key.lower() == name:
+            return value
+    return None
 
 
 class Downstream:

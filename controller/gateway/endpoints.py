@@ -4,6 +4,7 @@ Built from load reports by `controller/gateway/fleet.py`; read by the filters an
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from manifests.engine import EnginePhase
@@ -96,6 +97,12 @@ def plan_endpoints(seen: NodeReport) -> tuple[EndpointView, ...]:
     )
 
 
+@lru_cache(maxsize=256)
+def _one_of_equal(shape: ModelShape) -> ModelShape:
+    """Return the same object for equal shapes, so that comparing those of two nodes is free."""
+    return shape
+
+
 def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointView:
     accepting = open_ and load.accepting and load.phase is EnginePhase.READY
     return EndpointView(
@@ -121,7 +128,7 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointVie
         load_seconds=load.load_seconds,
         restore_tokens_per_second=load.restore_tokens_per_second,
         room=load.room,
-        shape=load.shape,
+        shape=None if load.shape is None else _one_of_equal(load.shape),
         cache_fingerprint=load.cache_fingerprint,
         cache_isolated=load.cache_isolated,
         text_fingerprint=load.text_fingerprint,

@@ -7,6 +7,7 @@ does not tell its figures, its own count of tokens that fit stands in. Called by
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from controller.gateway.demand import NOTHING_HELD, Demand, Hold
 from controller.gateway.endpoints import EndpointView
@@ -157,7 +158,20 @@ def _fit_by_bytes(room: EngineRoom, shape: ModelShape, case: PrefillCase, hold: 
 
 
 def _need(room: EngineRoom, shape: ModelShape, case: PrefillCase) -> Need:
-    return estimate_need(shape, case, fused=room.fused, transient_ratio=room.transient_ratio)
+    asked = (case.prompt_tokens, case.max_tokens, case.rows, case.chunk_tokens)
+    return _needed(shape, asked, room.fused, room.transient_ratio)
+
+
+# Copies of a model ask for the same of one request on every node, and short requests are alike.
+@lru_cache(maxsize=4096)
+def _needed(
+    shape: ModelShape, asked: tuple[int, int, int, int], fused: bool, transient_ratio: float
+) -> Need:
+    prompt_tokens, max_tokens, rows, chunk_tokens = asked
+    case = PrefillCase(
+        prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, chunk_tokens=chunk_tokens
+    )
+    return estimate_need(shape, case, fused=fused, transient_ratio=transient_ratio)
 
 
 def _bounds(need: Need) -> tuple[int, int]:

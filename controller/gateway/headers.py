@@ -1,6 +1,7 @@
 """Which headers pass the gateway in each direction; pure."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from controller.gateway.asgi import RawHeader, find_header
 from controller.gateway.endpoints import EndpointKey
@@ -31,6 +32,7 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
 }
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
 _OURS = b"x-mlxfleet-"
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 def plan_upstream_headers(
@@ -41,11 +43,11 @@ def plan_upstream_headers(
     `told` are the gateway's own headers for agents; those that a client sends are dropped.
     """
     given = tuple(headers)
-    dropped = _NOT_UPSTREAM | _named_by_connection(given)
+    dropped = _named_by_connection(given)
     passed = {
-        name.decode("latin-1").lower(): value.decode("latin-1")
+        kept: value.decode("latin-1")
         for name, value in given
-        if name.lower() not in dropped and not name.lower().startswith(_OURS)
+        if (kept := _upstream_name(name)) and kept not in dropped
     }
     return {**passed, "x-request-id": request_id, "accept-encoding": "identity", **told}
 
@@ -55,11 +57,11 @@ def plan_downstream_headers(
 ) -> tuple[RawHeader, ...]:
     """Return what the client gets: the agent's headers and who answered."""
     given = tuple(headers)
-    dropped = _NOT_DOWNSTREAM | _named_by_connection(given)
+    dropped = _named_by_connection(given)
     passed = tuple(
-        (name.lower(), value)
+        (kept.encode("latin-1"), value)
         for name, value in given
-        if name.lower() not in dropped and not name.lower().startswith(_OURS)
+        if (kept := _downstream_name(name)) and kept not in dropped
     )
     return (
         *passed,
@@ -73,6 +75,25 @@ def text_of(headers: Iterable[RawHeader], name: str) -> str:
     return (find_header(headers, name.encode()) or b"").decode("latin-1")
 
 
-def _named_by_connection(headers: Iterable[RawHeader]) -> frozenset[bytes]:
-    value = find_header(headers, b"connection") or b""
-    return frozenset(item.strip().lower() for item in value.split(b",") if item.strip())
+@lru_cache(maxsize=256)
+def _upstream_name(name: bytes) -> str:
+    """Return a header's name as agents get it; empty for one that does not pass."""
+    return _passed(name.lower(), _NOT_UPSTREAM)
+
+
+@lru_cache(maxsize=256)
+def _downstream_name(name: bytes) -> str:
+    """Return a header's name as clients get it; empty for one that does not pass."""
+    return _passed(name.lower(), _NOT_DOWNSTREAM)
+
+
+def _passed(lower: bytes, dropped: frozenset[bytes]) -> str:
+    return "" if lower in dropped or lower.startswith(_OURS) else lower.decode("latin-1")
+
+
+def _named_by_connection(headers: Iterable[RawHeader]) -> frozenset[str]:
+    value = find_header(headers, b"connection")
+    if value is None:
+        return _NO_NAMES
+    names = value.decode("latin-1").lower().split(",")
+    return frozenset(item.strip() for item in names if item.strip())

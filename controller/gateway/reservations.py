@@ -102,7 +102,9 @@ class Reservations:
                 for one in mine.values()
                 if one.since_seconds > until
             )
-            found[item.key] = replace(own, unseen_bytes=own.unseen_bytes + others_bytes)
+            if others_bytes:
+                own = replace(own, unseen_bytes=own.unseen_bytes + others_bytes)
+            found[item.key] = own
         return found
 
     @property

@@ -70,7 +70,8 @@ class Seating:
         """Return the exchange with its first Model that can take it now, else that may later."""
         left = [model for model in exchange.models if model not in course.hopeless]
         if len(left) < 2:
-            return replace(exchange, model=left[0]) if left else exchange
+            same = not left or left[0] == exchange.model
+            return exchange if same else replace(exchange, model=left[0])
         asked = [replace(exchange, model=model) for model in left]
         ranks = [_rank(self._consider(one, course)) for one in asked]
         return asked[ranks.index(min(ranks))]

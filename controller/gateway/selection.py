@@ -100,7 +100,8 @@ class Decision:
     @property
     def won(self) -> Candidate | None:
         """The winner with its figures."""
-        return next((item for item in self.candidates if item.endpoint == self.winner), None)
+        key = None if self.winner is None else self.winner.key
+        return next((item for item in self.candidates if item.endpoint.key == key), None)
 
     @property
     def could_hold(self) -> frozenset[EndpointKey]:
@@ -226,7 +227,7 @@ def _conclude(
             scored=by_key.get(item.key),
         )
         for item in case.candidates
-        if best is None or item != best.endpoint
+        if best is None or item.key != best.endpoint.key
     )
     if best is None:
         return Decision(outcome, why, case.demand, shown)

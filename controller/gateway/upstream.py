@@ -7,11 +7,14 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import Connection
 
 from controller.gateway.attempts import Lost, lost
 from controller.gateway.link_watch import IsGone, watch_link
@@ -42,6 +45,9 @@ class _Trail:
     reused: bool = False
 
 
+_TRAIL: ContextVar[_Trail] = ContextVar("trail")
+
+
 class UpstreamError(Exception):
     """An attempt got no answer; `ending` says how."""
 
@@ -61,14 +67,11 @@ class Upstream:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[aiohttp.ClientSession]:
         """Hold the session open while the block runs."""
-        connector = aiohttp.TCPConnector(
+        connector = _NotingConnector(
             limit=0, keepalive_timeout=self._settings.idle_connection_seconds
         )
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
         async with aiohttp.ClientSession(
             connector=connector,
-            trace_configs=[trace],
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
@@ -88,6 +91,7 @@ class Upstream:
         if self._session is None:
             raise UpstreamError(lost("The gateway is starting or stopping.", unreachable=True))
         trail = _Trail()
+        _TRAIL.set(trail)
         response: aiohttp.ClientResponse | None = None
         try:
             response = await self._session.post(
@@ -96,7 +100,6 @@ class Upstream:
                 headers=call.headers,
                 timeout=self._timeout(call),
                 allow_redirects=False,
-                trace_request_ctx=trail,
             )
             with watch_link(response, call.is_gone):
                 yield response
@@ -119,10 +122,29 @@ class Upstream:
         )
 
 
-async def _note_reuse(_session: aiohttp.ClientSession, context: SimpleNamespace, _: Any) -> None:
-    trail = context.trace_request_ctx
-    if isinstance(trail, _Trail):
-        trail.reused = True
+class _NotingConnector(aiohttp.TCPConnector):
+    """Notes on the request's trail whether its connection was used before.
+
+    aiohttp's own tracing tells it too, at a cost for every request several times that.
+    """
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp names it so
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        protocol = connection.protocol
+        trail = _TRAIL.get(None)
+        if trail is not None and protocol is not None:
+            trail.reused = protocol in self._used
+            self._used.add(protocol)
+        return connection
+
+    @cached_property
+    def _used(self) -> WeakSet[Any]:
+        return WeakSet()
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:
