@@ -94,6 +94,7 @@ class EventReader:
                 has_data, good, parts, ours = has_data or bool(parts), len(lines) + 1, [], []
             elif (so_far := parse_usage_comment(text)) is not None:
                 self.usage = Usage(*so_far)
+                continue
             lines.append(line)
             if self.done:
                 break

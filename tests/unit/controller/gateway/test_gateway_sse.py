@@ -83,6 +83,8 @@ def test_what_an_agent_tells_is_taken_off_and_counts_only_with_its_event() -> No
     assert told.tokens == 2
     assert reader.feed(GOOD[-1:] + COMMENT).passed == GOOD + COMMENT
     assert told.tokens == 3
+    assert reader.feed(b": usage 7 4\n" + GOOD).passed == GOOD
+    assert reader.usage == Usage(7, 4)
     reader.feed(b":+0 10\ndata: {half\n\n")
     assert told.tokens == 3
 
