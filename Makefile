@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint check bench torture crash models clean venv
+.PHONY: demo test lint check bench torture crash bad-bodies models clean venv
 
 venv: $(STAMP)
 
@@ -49,6 +49,11 @@ torture: models
 CRASHES ?= 200
 crash: models
 	@$(BIN)/python -m tests.crash --kills $(CRASHES) --seed $(SEED)
+
+# Requests that cannot be served, at a real fleet; CI sends 2,000 of them.
+BAD_BODIES ?= 10000
+bad-bodies: models
+	@MLXFLEET_BAD_BODIES=$(BAD_BODIES) SEED=$(SEED) $(BIN)/python -m pytest -s --timeout 1200 tests/behaviour/gateway/test_gateway_bad_bodies.py
 
 clean:
 	rm -rf $(VENV) .models .mlxfleet build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ tasks end, store closes. Called by `__main__`.
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -203,4 +204,17 @@ async def run_controller(settings: Settings, bound: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.stop)
+    if settings.shared_port:
+        _stop_with_parent(app, loop)
     await app.run()
+
+
+def _stop_with_parent(app: ControllerApp, loop: asyncio.AbstractEventLoop) -> None:
+    """Stop once standard input ends: it is a pipe from the parent, which writes nothing."""
+    source = sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(source)
+        app.stop()
+
+    loop.add_reader(source, ended)

@@ -6,19 +6,29 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from controller.settings import Listen
 
 # Longer than clients keep idle connections, so that none closes under a request just sent.
 _KEEP_ALIVE_SECONDS = 75
+HEAD_BYTES_MAX = 64 * 1024
+"""A request's line and headers may take so much, and what one read of the socket brings more."""
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 42\r\nconnection: close\r\n\r\nSend fewer or shorter headers: 64 KiB most"
+)
 
 
 class AddressInUseError(Exception):
     """The address cannot be listened on; the message is for the person who started us."""
 
 
-def bind(listen: Listen) -> socket.socket:
-    """Return a listening-ready socket. Raises: AddressInUseError."""
+def bind(listen: Listen, *, shared: bool = False, listening: bool = True) -> socket.socket:
+    """Return a listening-ready socket. Raises: AddressInUseError.
+
+    A `shared` port is one of several processes, all of which must say so.
+    """
     try:
         found = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -30,10 +40,13 @@ def bind(listen: Listen) -> socket.socket:
     with contextlib.ExitStack() as undo:
         undo.callback(bound.close)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             bound.bind(address)
             # Listening here, not later, is what makes a second listener fail now.
-            bound.listen(2048)
+            if listening:
+                bound.listen(2048)
         except OSError as fault:
             raise AddressInUseError(
                 f"cannot listen on {listen.host} port {listen.port}: {fault.strerror}; stop what "
@@ -50,6 +63,32 @@ def base_url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class BoundedHttp(HttpToolsProtocol):
+    """The protocol with a bound on a request's head, which its parser would gather without end."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; refuse a head that is too large."""
+        super().data_received(data)
+        if self._in_head and (size := self._head_bytes + len(data)) > HEAD_BYTES_MAX:
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+        elif self._in_head:
+            self._head_bytes = size
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """It is whole; what follows is the body, which its reader bounds."""
+        self._in_head = False
+        super().on_headers_complete()
+
+
 class HttpServer(uvicorn.Server):
     """A server that leaves signals to the app."""
 
@@ -58,7 +97,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,6 +1,7 @@
 """The controller's configuration, parsed once from the command line into frozen slices."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -71,7 +72,11 @@ class ShutdownSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the app hands out. `api_url` is None when the api role runs here."""
+    """Everything the app hands out. `api_url` is None when the api role runs here.
+
+    With more `workers` than one this process starts them and serves nothing itself; a worker has
+    `shared_port`, and ends when its standard input does.
+    """
 
     listen: Listen = field(default_factory=Listen)
     store: StoreSettings = field(default_factory=StoreSettings)
@@ -81,6 +86,8 @@ class Settings:
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     reconcile: ReconcileSettings = field(default_factory=ReconcileSettings)
+    workers: int = 1
+    shared_port: bool = False
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -97,6 +104,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
             parser.error("--store memory keeps nothing in --data DIR; leave one of them out")
     elif given.api is None:
         parser.error("without the api role, --api URL must name a controller that has it")
+    _check_workers(parser, given.workers, roles)
     data_dir = None if given.data is None else given.data.expanduser().resolve()
     return Settings(
         listen=given.listen,
@@ -109,6 +117,8 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
             require_key=given.require_key,
             tokenizer_dir=None if data_dir is None else data_dir / TOKENIZERS_NAME,
         ),
+        workers=given.workers,
+        shared_port=given.shared_port,
     )
 
 
@@ -135,6 +145,18 @@ def parse_roles(text: str) -> frozenset[Role]:
         said = f"unknown role {unknown[0]!r}" if unknown else "no role given"
         raise argparse.ArgumentTypeError(f"{said}; choose from {', '.join(Role)}")
     return frozenset(Role(word) for word in words)
+
+
+def _check_workers(parser: argparse.ArgumentParser, workers: int, roles: frozenset[Role]) -> None:
+    if workers < 1:
+        parser.error("--workers needs a number from 1")
+    if workers > 1 and roles != {Role.GATEWAY}:
+        parser.error("--workers is for gateways alone: add --roles gateway --api URL")
+    if workers > 1 and sys.platform != "linux":
+        parser.error(
+            "--workers needs Linux, which spreads one port over processes; start gateways on "
+            "ports of their own and put a load balancer before them"
+        )
 
 
 def parse_url(text: str) -> str:
@@ -183,6 +205,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the gateway asks for an API key even while no ApiKey is declared",
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
+    )
+    parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT
     )

@@ -148,7 +148,8 @@ def _priority(lower_first: Any, tier: Any) -> int:
 
 def _positive(value: Any) -> float | None:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return min(float(value), _MAX_DEADLINE_SECONDS) if usable else None
+    # In this order: an integer of hundreds of digits is no float.
+    return float(min(value, _MAX_DEADLINE_SECONDS)) if usable else None
 
 
 def _bad(param: str, message: str) -> Refusal:

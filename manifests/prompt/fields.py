@@ -3,7 +3,6 @@
 Pure. Never puts a client's value into a message, because prompts must not come back in errors.
 """
 
-import math
 from typing import Any, NoReturn
 
 from manifests.errors import Code, Refusal, RequestError
@@ -60,7 +59,8 @@ class Fields:
         if value is None:
             return None
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if not numeric or not math.isfinite(value) or not low <= value <= high:
+        # The range refuses NaN and infinities too, and integers of hundreds of digits.
+        if not numeric or not low <= value <= high:
             refuse(self.path(name), f"{self.path(name)} must be a number from {low:g} to {high:g}.")
         return float(value)
 

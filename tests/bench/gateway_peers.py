@@ -77,7 +77,9 @@ def litellm_arguments(port: int, nodes: list[str], directory: Path) -> list[str]
         for url in nodes
     ]
     config = directory / "litellm.json"
-    config.write_text(json.dumps({"model_list": deployments}))
+    # Our gateway is measured without keys too.
+    general = {"dangerously_permit_weak_or_unset_master_key": True}
+    config.write_text(json.dumps({"model_list": deployments, "general_settings": general}))
     return ["--config", str(config), "--port", str(port), "--num_workers", "1"]
 
 
@@ -233,7 +235,12 @@ def run_peer(router: Router, program: str, nodes: list[str], directory: Path) ->
     offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
     with process(command, directory / f"{router.name}.log", **offline) as started:
         try:
-            eventually(lambda: answers(url), f"{router.name} answers", PEER_SECONDS)
+            eventually(
+                lambda: started.poll() is not None or answers(url),
+                f"{router.name} answers",
+                PEER_SECONDS,
+            )
+            assert started.poll() is None, f"{router.name} ended by itself"
         except AssertionError as late:
             log = (directory / f"{router.name}.log").read_text(errors="replace")
             raise AssertionError(f"{late}\n{log[-2000:]}") from late

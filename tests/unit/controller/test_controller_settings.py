@@ -51,6 +51,8 @@ def test_addresses_are_host_and_port(text, listen):
         (["--api", "http://h:1", "--data", "x"], "leave it out"),
         (["--roles", "gateway", "--api", "h:1"], "http://HOST:PORT"),
         (["--colour", "--data", "x"], "unrecognized"),
+        (["--data", "x", "--workers", "2"], "--roles gateway"),
+        (["--roles", "gateway", "--api", "http://h:1", "--workers", "0"], "from 1"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(arguments, words, capsys):

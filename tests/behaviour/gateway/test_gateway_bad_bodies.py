@@ -1,0 +1,117 @@
+"""Thousands of requests that cannot be served, on a real fleet: each gets a 4xx, nothing leaks.
+
+MLXFLEET_BAD_BODIES says how many (2,000 without), SEED which; `make bad-bodies` sends 10,000.
+"""
+
+import asyncio
+import os
+import random
+import re
+import time
+
+import httpx
+import psutil
+
+from tests.support.bad_requests import BadRequest, make_bad_request
+from tests.support.fleet import Part, eventually, running_fleet
+from tests.support.tiny_models import tiny_model
+
+COUNT = int(os.environ.get("MLXFLEET_BAD_BODIES", "2000"))
+SEED = int(os.environ.get("SEED", "1"))
+AT_ONCE = 8
+WARM = 300
+ANSWER_SECONDS = 60.0
+# An interpreter's heap does not shrink to the byte; one body kept of each request would be more.
+SPARE_BYTES = 48 * 1024 * 1024
+SPARE_SOCKETS = 4
+
+
+async def send(port: int, bad: BadRequest) -> tuple[int, float]:
+    """Return the status, 0 when the connection was closed without one, and the seconds."""
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            try:
+                writer.write(bad.data)
+                await writer.drain()
+                if bad.ends:
+                    writer.write_eof()
+            except OSError:  # refused before it was all sent; the answer may still be there
+                pass
+            try:
+                head = await reader.readline()
+            except ConnectionError:
+                head = b""
+    finally:
+        writer.close()
+    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", head)
+    return int(found[1]) if found else 0, time.perf_counter() - began
+
+
+async def send_all(port: int, requests: list[BadRequest]) -> list[tuple[float, str]]:
+    """Send all, some at a time; return the seconds of each with its kind. Fails on an answer."""
+    places = asyncio.Semaphore(AT_ONCE)
+    wrong: list[str] = []
+    taken: list[tuple[float, str]] = []
+
+    async def one(bad: BadRequest) -> None:
+        async with places:
+            try:
+                status, seconds = await send(port, bad)
+            except TimeoutError:
+                wrong.append(f"no answer to {bad.kind}: {bad.data[:300]!r}")
+                return
+        if not (400 <= status < 500 or (status == 0 and bad.cut)):
+            wrong.append(f"{status} for {bad.kind}: {bad.data[-300:]!r}")
+        taken.append((seconds, bad.kind))
+
+    await asyncio.gather(*(one(bad) for bad in requests))
+    assert not wrong, f"{len(wrong)} of {len(requests)}:\n" + "\n".join(wrong[:10])
+    return taken
+
+
+def sockets(part: Part) -> int:
+    """Return how many connections the process has open."""
+    links = psutil.Process(part.pid).net_connections("tcp")
+    return sum(item.status != psutil.CONN_LISTEN for item in links)
+
+
+def resident_bytes(part: Part) -> int:
+    """Return what the process holds in memory."""
+    size: int = psutil.Process(part.pid).memory_info().rss
+    return size
+
+
+def held(part: Part) -> float:
+    """Return the requests in flight and in the line, by the gateway's own metrics."""
+    text = httpx.get(part.url + "/metrics", timeout=30, trust_env=False).text
+    names = ("mlxfleet_gateway_in_flight", "mlxfleet_gateway_queue_depth")
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.split(" ")[0] in names)
+
+
+def test_every_bad_request_gets_a_4xx_and_leaves_nothing_behind(tmp_path):
+    dice = random.Random(SEED)
+    requests = [make_bad_request(dice, "tiny") for _ in range(COUNT)]
+    with running_fleet(tmp_path, agents=1) as fleet:
+        fleet.serve("tiny", tiny_model("llama"))
+        part = fleet.controller
+        port = int(part.url.rsplit(":", 1)[1])
+        asyncio.run(send_all(port, requests[:WARM]))
+        eventually(lambda: held(part) == 0, "nothing is in flight")
+        before_sockets, before_bytes = sockets(part), resident_bytes(part)
+        taken = asyncio.run(send_all(port, requests[WARM:]))
+        eventually(lambda: held(part) == 0, "nothing is in flight")
+        eventually(
+            lambda: sockets(part) <= before_sockets + SPARE_SOCKETS,
+            f"the sockets are back at {before_sockets}",
+        )
+        grown = resident_bytes(part) - before_bytes
+        slowest = sorted(taken)[-5:]
+        print(f"slowest: {', '.join(f'{kind} {s * 1e3:.0f} ms' for s, kind in slowest)}")
+        print(f"{sockets(part)} sockets (were {before_sockets}), RSS grew {grown >> 20} MiB")
+        assert grown <= SPARE_BYTES
+        good = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+        done = httpx.post(part.url + "/v1/completions", json=good, timeout=60, trust_env=False)
+        assert done.status_code == 200
