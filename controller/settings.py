@@ -167,6 +167,22 @@ def parse_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--require-key",
+        action="store_true",
+        help="the gateway asks for an API key even while no ApiKey is declared",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
+    )
+    parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m controller",
@@ -200,19 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--api", type=parse_url, metavar="URL", help="API to use when the api role is elsewhere"
     )
-    parser.add_argument(
-        "--require-key",
-        action="store_true",
-        help="the gateway asks for an API key even while no ApiKey is declared",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
-    )
-    parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
+    _add_gateway_options(parser)
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT
     )
