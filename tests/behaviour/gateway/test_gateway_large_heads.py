@@ -42,16 +42,10 @@ async def serving() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamW
 @pytest.mark.parametrize("lines", [b"x: y\r\n", b"x" * 997])
 async def test_a_head_without_an_end_is_refused(lines):
     async with serving() as (reader, writer):
-        writer.write(b"POST / HTTP/1.1\r\nhost: t\r\n")
-        sent = 0
-        while sent < 20 * HEAD_BYTES_MAX and not reader.at_eof() and not writer.is_closing():
-            writer.write(lines * 100)
-            sent += len(lines) * 100
-            try:
-                await writer.drain()
-            except ConnectionError:
-                break
-            await asyncio.sleep(0)
+        head = b"POST / HTTP/1.1\r\nhost: t\r\n" + lines * HEAD_BYTES_MAX
+        # No byte more than it takes: what a server leaves unread may cost the client the answer.
+        writer.write(head[: HEAD_BYTES_MAX + 1])
+        await writer.drain()
         assert b" 431 " in await reader.readline()
 
 
