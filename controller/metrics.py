@@ -171,6 +171,51 @@ class StageMetrics:
         self._refusals.labels(reason).inc()
 
 
+class PromptMetrics:
+    """How prompts are counted, and how much is known of cached prefixes."""
+
+    def __init__(self, registry: CollectorRegistry, stages: StageMetrics) -> None:
+        """Register the metrics. Mutates: registry."""
+        prefix = "mlxfleet_gateway_"
+        self._stages = stages
+        self._prompts = Counter(
+            prefix + "prompts",
+            "Prompts by how they were counted: counted, repeat, estimated; mismatch: the node had "
+            "another count",
+            ("outcome",),
+            registry=registry,
+        )
+        self._processes = Gauge(
+            prefix + "tokenizer_processes", "Tokenizer processes that run", registry=registry
+        )
+        self._names = Gauge(
+            prefix + "prefix_names", "Names of cached prefixes known of nodes", registry=registry
+        )
+        self._dropped = Counter(
+            prefix + "prefix_names_dropped",
+            "Names of cached prefixes there was no room for",
+            registry=registry,
+        )
+
+    def count(self, outcome: str) -> None:
+        """Count one prompt, or one wrong count."""
+        self._prompts.labels(outcome).inc()
+
+    def observe(self, outcome: str, seconds: float) -> None:
+        """Count one prompt and note how long that took."""
+        self.count(outcome)
+        self._stages.observe("tokenize", outcome, seconds)
+
+    def set_sizes(self, processes: int, names: int) -> None:
+        """Note how much there is now."""
+        self._processes.set(processes)
+        self._names.set(names)
+
+    def count_dropped_names(self, count: int) -> None:
+        """Count names that were left out."""
+        self._dropped.inc(count)
+
+
 class EndpointCollector(Collector):
     """How many endpoints accept requests, read at every scrape so that no series outlives them."""
 

@@ -13,6 +13,7 @@ from controller.reconcile.settings import ReconcileSettings
 from controller.store.table import HISTORY_CHANGES
 
 DATABASE_NAME = "fleet.db"
+TOKENIZERS_NAME = "tokenizers"
 
 
 class Role(StrEnum):
@@ -112,7 +113,10 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         api_url=given.api,
         log_format=given.log_format,
         shutdown=ShutdownSettings(given.drain_seconds, given.grace_seconds),
-        gateway=GatewaySettings(require_key=given.require_key),
+        gateway=GatewaySettings(
+            require_key=given.require_key,
+            tokenizer_dir=None if data_dir is None else data_dir / TOKENIZERS_NAME,
+        ),
         workers=given.workers,
         shared_port=given.shared_port,
     )
@@ -163,6 +167,22 @@ def parse_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--require-key",
+        action="store_true",
+        help="the gateway asks for an API key even while no ApiKey is declared",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
+    )
+    parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m controller",
@@ -196,25 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--api", type=parse_url, metavar="URL", help="API to use when the api role is elsewhere"
     )
-    parser.add_argument(
-        "--require-key",
-        action="store_true",
-        help="the gateway asks for an API key even while no ApiKey is declared",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --roles gateway: so many processes behind the one port (default 1; Linux)",
-    )
-    parser.add_argument("--shared-port", action="store_true", help=argparse.SUPPRESS)
-    _add_running_options(parser)
-    return parser
-
-
-def _add_running_options(parser: argparse.ArgumentParser) -> None:
-    """Add how the process logs and ends."""
+    _add_gateway_options(parser)
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT
     )
@@ -230,3 +232,4 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="then let running requests finish for so long (default 20)",
     )
+    return parser

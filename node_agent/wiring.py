@@ -132,6 +132,7 @@ def build_agent(
     engines = _EngineParts(arbiter, admission, sources, keeper)
     pool, guard = _build_pool(data, host, engines)
     load = LoadSource(facts.name, facts.instance, pool, arbiter, lambda: guard.enforcer.level)
+    load.follow_texts(texts.fingerprint)
     api = build_api(
         ApiParts(
             pool=pool,

@@ -15,13 +15,14 @@ from controller.gateway.door import Door
 from controller.gateway.explain_route import Explain
 from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
+from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy, ProxyParts
 from controller.gateway.quotas import Quotas
 from controller.gateway.settings import GatewaySettings
 from controller.gateway.upstream import Upstream
 from controller.gateway.usage_writer import UsageWriter
 from controller.key_metrics import KeyMetrics
-from controller.metrics import EndpointCollector, GatewayMetrics
+from controller.metrics import EndpointCollector, GatewayMetrics, PromptMetrics
 from controller.runtime.objects import Objects
 from manifests.wire.explain import EXPLAIN_PATH
 from manifests.wire.informer import Informer
@@ -35,7 +36,7 @@ class Gateway:
     ) -> None:
         """Wire the routes; nothing runs until `run`."""
         self._fleet, self._upstream, self._metrics = parts.fleet, upstream, parts.metrics
-        self._keys, self._usage = keys, usage
+        self._keys, self._usage, self._prompts = keys, usage, parts.prompts
         completions, models, unknown = Completions(parts), ModelList(parts), UnknownPath(parts)
         # What is asked most, for a server that can spare it the way through the routes.
         self.direct: dict[str, ASGIApp] = {
@@ -53,6 +54,11 @@ class Gateway:
         self._fleet.subscribe(self._bound_labels)
 
     @property
+    def prompts(self) -> Prompts:
+        """What is known of prompts and cached prefixes."""
+        return self._prompts
+
+    @property
     def ready(self) -> bool:
         """Whether the gateway has seen what is declared."""
         return self._fleet.synced and self._keys.synced
@@ -60,7 +66,7 @@ class Gateway:
     @property
     def heard(self) -> bool:
         """Whether it also knows what every node has to say."""
-        return self.ready and self._fleet.heard
+        return self.ready and not self._fleet.view().unheard
 
     async def run(self) -> None:
         """Follow the fleet and hold connections to agents until cancelled.
@@ -70,7 +76,8 @@ class Gateway:
         async with self._upstream.open() as session, asyncio.TaskGroup() as group:
             group.create_task(self._keys.run())
             group.create_task(self._usage.run())
-            await self._fleet.run(session)
+            group.create_task(self._fleet.run(session))
+            group.create_task(self._prompts.run(session))
 
     def accepting(self) -> Mapping[str, int]:
         """Return how many endpoints of each model accept requests now."""
@@ -100,7 +107,8 @@ def build_gateway(
     proxy = Proxy(ProxyParts(settings, fleet, upstream, metrics, clock))
     keys, quotas = Informer(objects, "apikeys"), Quotas(clock, epoch)
     door = Door(keys, quotas, KeyMetrics(registry), epoch, require_key=settings.require_key)
-    parts = HandlerParts(settings, fleet, proxy, door, metrics, clock, int(epoch()))
+    prompts = Prompts(fleet, settings, PromptMetrics(registry, metrics.stages), clock)
+    parts = HandlerParts(settings, fleet, proxy, door, prompts, metrics, clock, int(epoch()))
     usage = UsageWriter(objects, quotas, settings.usage_seconds)
     gateway = Gateway(parts, upstream, keys, usage)
     registry.register(EndpointCollector(gateway.accepting))

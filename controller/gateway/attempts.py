@@ -3,6 +3,7 @@
 Called by the proxy, which carries out what `plan_next` says.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,7 +54,18 @@ class Broken:
     refusal: Refusal
 
 
-Ending = Finished | Refused | Lost | Broken
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The answer ended badly after the client had data, and another endpoint can go on with it.
+
+    `fault` is false where the endpoint left on purpose, as one that shuts down does.
+    """
+
+    refusal: Refusal
+    fault: bool = True
+
+
+Ending = Finished | Refused | Lost | Broken | Cut
 
 
 class Next(StrEnum):
@@ -67,12 +79,18 @@ class Next(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The attempts so far, the last one included. Units: seconds since the request came."""
+    """The attempts so far, the last one included.
+
+    Attempts and elapsed seconds count from when the request came, or its stream was last cut;
+    `faults` and `cuts` from the beginning. `left_seconds` is what is left of the client's time.
+    """
 
     attempts: int
     faults: int
     stale: int
     elapsed_seconds: float
+    cuts: int = 0
+    left_seconds: float = math.inf
 
 
 def judge(ending: Ending) -> Verdict:
@@ -86,6 +104,8 @@ def judge(ending: Ending) -> Verdict:
             return Verdict.UNREACHABLE
         case Lost() | Broken():
             return Verdict.FAULT
+        case Cut(fault=fault):
+            return Verdict.FAULT if fault else Verdict.ALIVE
         case Refused():
             return Verdict.FAULT if is_fault(ending) else Verdict.ALIVE
 
@@ -105,6 +125,8 @@ def label(ending: Ending) -> str:
             return "broken" if errored else "ok"
         case Broken():
             return "broken"
+        case Cut():
+            return "cut"
         case Lost(unreachable=unreachable):
             return "unreachable" if unreachable else "lost"
         case Refused():
@@ -119,6 +141,8 @@ def plan_next(ending: Ending, history: History, settings: GatewaySettings) -> Ne
     """Return whether to stop, or where to try again."""
     if isinstance(ending, Finished | Broken):
         return Next.DONE
+    if isinstance(ending, Cut):
+        return _plan_move(history, settings)
     if history.elapsed_seconds >= settings.retry_deadline_seconds:
         return Next.GIVE_UP
     if isinstance(ending, Lost) and ending.stale and history.stale <= _STALE_MAX:
@@ -128,6 +152,16 @@ def plan_next(ending: Ending, history: History, settings: GatewaySettings) -> Ne
     if isinstance(ending, Lost) or can_help_elsewhere(ending):
         return Next.ELSEWHERE
     return Next.GIVE_UP
+
+
+def _plan_move(history: History, settings: GatewaySettings) -> Next:
+    """Return whether a stream goes on elsewhere.
+
+    A node that went silent may have panicked under this very prompt, so every end that the node
+    did not choose counts as a fault, and the bound on faults is that of the whole request.
+    """
+    spent = history.cuts > settings.max_moves or history.faults >= settings.max_faults
+    return Next.GIVE_UP if spent or history.left_seconds <= 0 else Next.ELSEWHERE
 
 
 def can_help_elsewhere(refused: Refused) -> bool:
@@ -143,6 +177,8 @@ def counts_as_fault(ending: Ending) -> bool:
     """Whether an attempt may have harmed the endpoint it went to."""
     if isinstance(ending, Refused):
         return is_fault(ending)
+    if isinstance(ending, Cut):
+        return ending.fault
     return isinstance(ending, Broken) or (
         isinstance(ending, Lost) and not ending.unreachable and not ending.stale
     )

@@ -28,7 +28,7 @@ class FleetView:
     """Everything routing reads, frozen.
 
     `names` maps each name of a model to that model, `routes` each name of a Route to it, which
-    wins; `down` names the nodes that are not answering.
+    wins; `down` names the nodes that are not answering, `unheard` those that never reported.
     """
 
     synced: bool = False
@@ -38,6 +38,7 @@ class FleetView:
     names: Mapping[str, str] = field(default_factory=dict)
     down: frozenset[str] = frozenset()
     routes: Mapping[str, Route] = field(default_factory=dict)
+    unheard: frozenset[str] = frozenset()
 
     def candidates(self, model: str) -> tuple[EndpointView, ...]:
         """Return the endpoints of one model, accepting or not."""

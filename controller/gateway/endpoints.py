@@ -54,6 +54,9 @@ class EndpointView:
     restore_tokens_per_second: float = 0.0
     room: EngineRoom | None = None
     shape: ModelShape | None = None
+    cache_fingerprint: str = ""
+    cache_isolated: bool = False
+    text_fingerprint: str = ""
 
     @property
     def places(self) -> int:
@@ -126,4 +129,7 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointVie
         restore_tokens_per_second=load.restore_tokens_per_second,
         room=load.room,
         shape=None if load.shape is None else _one_of_equal(load.shape),
+        cache_fingerprint=load.cache_fingerprint,
+        cache_isolated=load.cache_isolated,
+        text_fingerprint=load.text_fingerprint,
     )

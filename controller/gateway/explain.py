@@ -119,14 +119,14 @@ def _describe_winner(decision: Decision) -> str:
     if won.cached_tokens:
         words.append(f"{won.cached_tokens} of {decision.demand.prompt_tokens} cached")
     if won.scored is not None:
-        words.append(f"{won.scored.parts.first_token:.1f}s")
+        words.append(f"{won.scored.seconds:.1f}s")
     return ", ".join(words)
 
 
 def _describe_other(item: Candidate) -> str:
     words = f"{item.endpoint.key.node} {_WORDS[item.excluded]}"
     if item.excluded is Excluded.SLOWER and item.scored is not None:
-        words += f" {item.scored.parts.first_token:.1f}s"
+        words += f" {item.scored.seconds:.1f}s"
     return words
 
 

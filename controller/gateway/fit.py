@@ -38,7 +38,8 @@ class Fit:
 
     `have_bytes` is free now for it, less what we sent there; `ever_bytes` on the node's best day.
     `may_make_room` says that the node could free what is missing, by dropping what it caches and
-    unloading what is idle. `refusal` is the node's own no, of this moment.
+    unloading what is idle; `drops_cache` that hot caches alone are enough. `refusal` is the node's
+    own no, of this moment.
     """
 
     need_bytes: int = 0
@@ -47,6 +48,7 @@ class Fit:
     fits_now: bool = True
     fits_ever: bool = True
     may_make_room: bool = False
+    drops_cache: bool = False
     limited_by: Limit = Limit.NOTHING
     refusal: Refusal | None = None
     known: bool = False
@@ -148,6 +150,7 @@ def _fit_by_bytes(room: EngineRoom, shape: ModelShape, case: PrefillCase, hold: 
         fits_now=fits,
         fits_ever=not never,
         may_make_room=not never and not fits and need_bytes <= free_bytes + room.givable_bytes,
+        drops_cache=not never and not fits and need_bytes <= free_bytes + room.hot_bytes,
         limited_by=Limit.NOTHING if fits else Limit.MEMORY,
         refusal=None if fits else refusal,
         known=True,
@@ -176,7 +179,7 @@ def _bounds(need: Need) -> tuple[int, int]:
 
 
 def _limited(fit: Fit, limit: Limit) -> Fit:
-    return replace(fit, fits_now=False, may_make_room=False, limited_by=limit)
+    return replace(fit, fits_now=False, may_make_room=False, drops_cache=False, limited_by=limit)
 
 
 def _has_place(endpoint: EndpointView, hold: Hold) -> bool:

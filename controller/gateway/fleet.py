@@ -5,6 +5,7 @@ stays; a node's own stream says whether the node lives. Called by the handlers a
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -60,13 +61,6 @@ class Fleet:
         return all(informer.synced for informer in self._informers)
 
     @property
-    def heard(self) -> bool:
-        """Whether every node that is declared with an address has reported once."""
-        told = {name for name, stream in self._streams.items() if stream.seen is not None}
-        nodes = _typed(self._nodes, Node).items()
-        return self.synced and all(name in told for name, node in nodes if node.status.address)
-
-    @property
     def node_names(self) -> frozenset[str]:
         """The nodes that are declared."""
         return frozenset(self._nodes.objects)
@@ -99,6 +93,12 @@ class Fleet:
         """Call back once a node has been down for long; returns the way to end that."""
         stream = self._streams.get(node)
         return stream.on_dead(callback) if stream is not None else lambda: None
+
+    def silent_seconds(self, node: str, address: str) -> float:
+        """Return for how long a node has not reported; for ever when it is not there any more."""
+        stream = self._streams.get(node)
+        gone = stream is None or stream.address != address
+        return math.inf if gone or stream is None else stream.silent_seconds
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Keep the picture current until cancelled."""
@@ -147,18 +147,22 @@ class Fleet:
         endpoints = tuple(
             item
             for name in sorted(self._streams)
-            for item in _endpoints_of(self._streams[name])
+            for item in _endpoints(self._streams[name])
             if not _is_leaving(engines.get(item.key.engine))
         )
         names = plan_names(models, endpoints)
         down = frozenset(name for name, stream in self._streams.items() if stream.down)
         routes = plan_route_names(_typed(self._routes, Route).values())
-        return FleetView(self.synced, endpoints, models, engines, names, down, routes)
+        told = {name for name, stream in self._streams.items() if stream.seen is not None}
+        addressed = {
+            name for name, node in _typed(self._nodes, Node).items() if node.status.address
+        }
+        unheard = frozenset(addressed - told)
+        return FleetView(self.synced, endpoints, models, engines, names, down, routes, unheard)
 
 
-def _endpoints_of(stream: LoadStream) -> tuple[EndpointView, ...]:
-    seen = stream.seen
-    return () if seen is None else plan_endpoints(seen)
+def _endpoints(stream: LoadStream) -> tuple[EndpointView, ...]:
+    return () if stream.seen is None else plan_endpoints(stream.seen)
 
 
 def _is_leaving(engine: Engine | None) -> bool:

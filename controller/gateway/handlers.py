@@ -19,6 +19,7 @@ from controller.gateway.door import Door, Visit
 from controller.gateway.exchange import Exchange, demand_of
 from controller.gateway.fleet import Fleet
 from controller.gateway.peek import Peeked, peek, shown_name
+from controller.gateway.prompts import Prompts
 from controller.gateway.proxy import Proxy
 from controller.gateway.routing import Asking
 from controller.gateway.settings import GatewaySettings
@@ -37,6 +38,7 @@ class HandlerParts:
     fleet: Fleet
     proxy: Proxy
     door: Door
+    prompts: Prompts
     metrics: GatewayMetrics
     clock: Callable[[], float]
     created_seconds: int
@@ -114,7 +116,7 @@ class Completions:
         if isinstance(models, Refusal):
             await down.refuse(models)
             return outcome_of_status(down.status)
-        return Exchange(
+        exchange = Exchange(
             inbound,
             down,
             peeked,
@@ -125,6 +127,7 @@ class Completions:
             caller=caller,
             tenancy=plan_tenancy(caller, inbound.headers),
         )
+        return await self._parts.prompts.count(exchange)
 
     def _resolve(self, caller: Caller, peeked: Peeked, asking: Asking) -> tuple[str, ...] | Refusal:
         view = self._parts.fleet.view()
@@ -140,6 +143,8 @@ class Completions:
     async def _forward(self, exchange: Exchange) -> str:
         async with exchange.inbound.until_client_leaves():
             ending = await self._parts.proxy.forward(exchange)
+        if isinstance(ending, Finished) and ending.usage is not None:
+            self._parts.prompts.compare(exchange, ending.usage)
         match ending:
             case Finished(errored=False):
                 return "ok"

@@ -73,6 +73,11 @@ class LoadStream:
         """Whether the node was seen and does not answer now."""
         return self._health.phase is Phase.DOWN
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago the last report came; 0 before the first."""
+        return 0.0 if self._report is None else self._clock() - self._received_seconds
+
     def on_dead(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once the node has been down for long; returns the way to end that."""
         token = object()

@@ -5,20 +5,22 @@ the handlers. No text of the prompt leaves this module, not even inside an error
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from manifests.errors import Code, Refusal, Retryable
+from manifests.prompt.body import CHAT_FIELDS
 
 _SHOWN_NAME_CHARS = 64
 # As agents have it: the cap of /v1/completions without one, and what priorities may be.
 _COMPLETION_TOKENS = 16
 _MAX_PRIORITY = 1000
-_MAX_ROWS = 128
+MAX_ROWS = 128
 _MAX_TOKENS = 2**31 - 1
 _MAX_DEADLINE_SECONDS = 86_400.0
+_PROMPT_FIELDS = (*CHAT_FIELDS, "prompt")
 _TIERS = {"priority": 1, "flex": -1}
 
 
@@ -26,6 +28,7 @@ _TIERS = {"priority": 1, "flex": -1}
 class Peeked:
     """The routing facts of one request. Units: tokens, estimated from bytes unless `exact`.
 
+    `prompt_body` is the JSON of what the prompt is made of, alone; empty without a prompt.
     `max_tokens` is None when the client sets no usable limit. A higher `priority` goes first, as
     in the engines. What is no usable value here is refused by the agent.
     """
@@ -39,6 +42,8 @@ class Peeked:
     rows: int = 1
     priority: int = 0
     deadline_seconds: float | None = None
+    cache_salt: str = ""
+    prompt_body: bytes = field(default=b"", repr=False)
 
 
 class _Body(msgspec.Struct):
@@ -51,8 +56,14 @@ class _Body(msgspec.Struct):
     priority: Any = None
     service_tier: Any = None
     deadline_seconds: Any = None
+    cache_salt: Any = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    tool_choice: msgspec.Raw = msgspec.Raw(b"")
+    parallel_tool_calls: msgspec.Raw = msgspec.Raw(b"")
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"")
+    reasoning_effort: msgspec.Raw = msgspec.Raw(b"")
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -85,10 +96,12 @@ def peek(body: bytes, *, bytes_per_token: float = 4.0) -> Peeked | Refusal:
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         prompt_tokens=ids or math.ceil(size / bytes_per_token),
         max_tokens=cap,
-        exact=ids > 0 and rows <= _MAX_ROWS,
-        rows=min(rows, _MAX_ROWS),
+        exact=ids > 0 and rows <= MAX_ROWS,
+        rows=min(rows, MAX_ROWS),
         priority=_priority(parsed.priority, parsed.service_tier),
         deadline_seconds=_positive(parsed.deadline_seconds),
+        cache_salt=parsed.cache_salt if isinstance(parsed.cache_salt, str) else "",
+        prompt_body=_prompt_body(parsed),
     )
 
 
@@ -112,6 +125,18 @@ def _count_ids(prompt: bytes) -> int:
     inner = prompt.strip()[1:-1].strip()
     one_list = prompt.lstrip()[:1] == b"[" and b'"' not in inner and b"[" not in inner
     return inner.count(b",") + 1 if one_list and inner else 0
+
+
+def _prompt_body(parsed: _Body) -> bytes:
+    """Return the JSON of what the prompt is made of; all else makes no difference to its ids."""
+    if not (bytes(parsed.messages) or bytes(parsed.prompt)):
+        return b""
+    parts = []
+    for name in _PROMPT_FIELDS:
+        raw = bytes(getattr(parsed, name))
+        if raw:
+            parts.append(b'"%s":%s' % (name.encode(), raw))
+    return b"{%s}" % b",".join(parts)
 
 
 def _priority(lower_first: Any, tier: Any) -> int:

@@ -1,4 +1,4 @@
-"""One client request to its end: pick an endpoint, forward, and try elsewhere before data.
+"""One client request to its end: pick an endpoint, forward, try elsewhere, move a cut stream.
 
 Owns the order of the steps; every decision is a pure function elsewhere. Called by the
 handlers.
@@ -13,9 +13,9 @@ import structlog
 
 from controller.gateway.attempts import (
     Broken,
+    Cut,
     Ending,
     Finished,
-    History,
     Lost,
     Next,
     Refused,
@@ -32,12 +32,14 @@ from controller.gateway.exchange import Course, Exchange
 from controller.gateway.explain import describe_route
 from controller.gateway.fleet import Fleet
 from controller.gateway.headers import plan_upstream_headers
+from controller.gateway.moving import ask_for_rest, ask_to_tell, continued, plan_leave
 from controller.gateway.queueing import Seat
 from controller.gateway.refusals import No, choose_answer, is_memory_refusal
 from controller.gateway.relay import relay
 from controller.gateway.seating import Seating
 from controller.gateway.selection import Decision
 from controller.gateway.settings import GatewaySettings
+from controller.gateway.told import Told
 from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal, Retryable
@@ -72,22 +74,26 @@ class Proxy:
 
         Raises: ClientLeftError. Cancelling it closes the upstream connection at once.
         """
-        course = Course()
+        course = Course(told=Told(include_usage=exchange.peeked.include_usage))
+        placed = exchange
         again: Seat | None = None
         while True:
-            seat = again or await self._seating.find(exchange, course)
+            seat = again or await self._seating.find(placed, course)
             if isinstance(seat, Refusal):
                 return await self._refuse(exchange, seat)
             endpoint = seat.decision.winner
             if endpoint is None:
                 return await self._give_up(exchange, course)
             exchange.down.route = describe_route(seat.decision, course.waited_seconds)
-            ending = await self._attempt(exchange, endpoint, seat)
+            ending = await self._attempt(exchange, endpoint, seat, course)
             self._count(course, endpoint, ending)
-            step = plan_next(ending, self._history(exchange, course), self._settings)
+            if isinstance(ending, Cut):
+                placed = continued(exchange, course, endpoint.model)
+            history = course.history(exchange, self._clock())
+            step = plan_next(ending, history, self._settings)
             if step is Next.DONE:
                 return await self._end(exchange, ending)
-            if step is Next.GIVE_UP and self._next_model(exchange, course, endpoint, ending):
+            if step is Next.GIVE_UP and self._next_model(placed, course, endpoint, ending):
                 step = Next.ELSEWHERE
             if step is Next.GIVE_UP:
                 return await self._give_up(exchange, course)
@@ -101,13 +107,15 @@ class Proxy:
         await exchange.down.refuse(refusal)
         return Refused(refusal.http_status, (), None, refusal)
 
-    async def _attempt(self, exchange: Exchange, endpoint: EndpointView, seat: Seat) -> Ending:
+    async def _attempt(
+        self, exchange: Exchange, endpoint: EndpointView, seat: Seat, course: Course
+    ) -> Ending:
         """Send the request to one endpoint with the place that is reserved there."""
         breakers, began = self._seating.breakers, self._clock()
         breakers.begin(endpoint.key)
         verdict, outcome = Verdict.NOTHING, "cancelled"
         try:
-            ending = await self._send(exchange, endpoint)
+            ending = await self._send(exchange, endpoint, course)
             verdict, outcome = judge(ending), label(ending)
             return ending
         finally:
@@ -116,10 +124,32 @@ class Proxy:
             self._metrics.count_attempt(endpoint.key.node, outcome)
             self._metrics.stages.observe("attempt", outcome, self._clock() - began)
 
-    async def _send(self, exchange: Exchange, endpoint: EndpointView) -> Ending:
-        """Forward, and leave a node that dies before it has sent a byte."""
-        inbound = exchange.inbound
-        exchange.down.model = endpoint.model
+    async def _send(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Ending:
+        """Forward, and leave a node that dies before its answer has begun."""
+        node, down = endpoint.key.node, exchange.down
+        call = self._call(exchange, endpoint, course)
+        with ExitStack() as stack:
+            try:
+                async with asyncio.timeout(None) as scope:
+                    loop = asyncio.get_running_loop()
+                    leave = self._fleet.on_dead(node, lambda: scope.reschedule(loop.time()))
+                    stack.callback(leave)
+                    async with self._upstream.send(call) as response:
+                        # From here on the link watch leaves: it ends the answer, not the relay.
+                        leave()
+                        return await relay(
+                            response, down, endpoint.key, self._settings, course.told
+                        )
+            except UpstreamError as fault:
+                return fault.ending
+            except TimeoutError:
+                return lost("The node is gone.")
+
+    def _call(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Call:
+        """Return the request for one endpoint: the whole answer, or the rest of a cut stream."""
+        inbound, down, fleet = exchange.inbound, exchange.down, self._fleet
+        node, address = endpoint.key.node, endpoint.address
+        down.model = endpoint.model
         # Without a key nobody is charged, and a count at the end does for the metrics.
         usage = USAGE_EACH if exchange.key_name else USAGE_END
         told = {
@@ -129,29 +159,21 @@ class Proxy:
             **exchange.tenancy,
         }
         call = Call(
-            url=endpoint.address + inbound.path,
+            url=address + inbound.path,
             headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,
+            is_gone=plan_leave(
+                self._settings,
+                lambda: down.has_data,
+                lambda: fleet.silent_seconds(node, address),
+            ),
         )
-        with ExitStack() as stack:
-            try:
-                async with asyncio.timeout(None) as scope:
-                    now = asyncio.get_running_loop().time
-
-                    def leave() -> None:
-                        if not exchange.down.has_data:
-                            scope.reschedule(now())
-
-                    stack.callback(self._fleet.on_dead(endpoint.key.node, leave))
-                    async with self._upstream.send(call) as response:
-                        return await relay(response, exchange.down, endpoint.key, self._settings)
-            except UpstreamError as fault:
-                return fault.ending
-            except TimeoutError:
-                gone = lost("The node is gone.")
-                return Broken(gone.refusal) if exchange.down.has_data else gone
+        call = ask_to_tell(call, self._settings)
+        if not down.has_data:
+            return call
+        return ask_for_rest(call, inbound.path, course)
 
     def _next_model(
         self, exchange: Exchange, course: Course, endpoint: EndpointView, ending: Ending
@@ -167,6 +189,8 @@ class Proxy:
         course.attempts += reached and not _never_fits(ending)
         course.stale += isinstance(ending, Lost) and ending.stale
         course.faults += counts_as_fault(ending)
+        if isinstance(ending, Cut):
+            course.note_cut(No(endpoint, Lost(ending.refusal)), self._clock())
         if isinstance(ending, Refused | Lost):
             course.noes.append(No(endpoint, ending))
         if not isinstance(ending, Finished):
@@ -177,10 +201,6 @@ class Proxy:
                 outcome=label(ending),
                 code=ending.refusal.code.value,
             )
-
-    def _history(self, exchange: Exchange, course: Course) -> History:
-        elapsed = self._clock() - exchange.started_seconds - course.waited_seconds
-        return History(course.attempts, course.faults, course.stale, elapsed)
 
     async def _end(self, exchange: Exchange, ending: Ending) -> Ending:
         if isinstance(ending, Broken):

@@ -10,11 +10,22 @@ from dataclasses import replace
 import aiohttp
 
 from controller.gateway.asgi import Downstream, find_header
-from controller.gateway.attempts import Broken, Ending, Finished, Lost, Refused, lost
+from controller.gateway.attempts import (
+    Broken,
+    Cut,
+    Ending,
+    Finished,
+    Lost,
+    Refused,
+    can_help_elsewhere,
+    is_fault,
+    lost,
+)
 from controller.gateway.endpoints import EndpointKey
 from controller.gateway.headers import plan_downstream_headers
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.sse import EventReader, read_usage
+from controller.gateway.sse import DONE_EVENT, EventReader, error_event, read_usage
+from controller.gateway.told import Told
 from controller.gateway.upstream import UpstreamError
 from manifests.wire.error_body import parse_openai_error
 
@@ -28,16 +39,18 @@ async def relay(
     down: Downstream,
     endpoint: EndpointKey,
     settings: GatewaySettings,
+    told: Told,
 ) -> Ending:
     """Pass a response on. Refusals are read and returned, not sent: the proxy may try again.
 
+    Mutates: `told`, which says what the client has of a stream that may move.
     Raises: UpstreamError when the agent is lost before any data reached the client.
     """
     headers = plan_downstream_headers(response.raw_headers, endpoint)
     if response.status >= 400:
         return await _read_refusal(response, headers)
     if response.content_type == "text/event-stream":
-        reader = EventReader(settings.max_answer_bytes)
+        reader = EventReader(settings.max_answer_bytes, told)
         return await _relay_stream(response, down, headers, reader)
     return await _relay_answer(response, down, headers, settings.max_answer_bytes)
 
@@ -52,25 +65,42 @@ async def _relay_stream(
     try:
         async for data in response.content.iter_any():
             batch = reader.feed(data)
-            down.usage = reader.usage
-            if reader.early_error is not None and not down.has_data:
-                return _parse_refusal(None, reader.early_error, headers)
+            down.usage = reader.usage or down.usage
             if batch.passed:
                 if not down.started:
                     await down.start(response.status, headers)
                 await down.write(batch.passed, has_data=batch.has_data, last=reader.done)
             fault = batch.fault
-            if fault or reader.done:
+            if fault or reader.done or reader.error is not None:
                 break
     except (aiohttp.ClientError, TimeoutError) as lost_link:
         fault = "silence" if isinstance(lost_link, TimeoutError) else "a lost connection"
     if reader.done:
         await _read_trailer(response)
-        return Finished(reader.usage, errored=reader.errored)
-    if reader.errored:
-        return Finished(reader.usage, errored=True)
+        return Finished(reader.usage)
+    if reader.error is not None:
+        refused = _parse_refusal(None, reader.error, headers)
+        return await _end_by_error(refused, reader, down) if down.has_data else refused
     ending = lost(f"The answer was cut off by {fault or 'an early end'}.")
-    return Broken(ending.refusal) if down.has_data else ending
+    return await _end_early(ending, reader, down)
+
+
+async def _end_by_error(refused: Refused, reader: EventReader, down: Downstream) -> Ending:
+    """Return how a stream ends in which the agent itself said that it cannot go on."""
+    if reader.told.movable and can_help_elsewhere(refused):
+        return Cut(refused.refusal, fault=is_fault(refused))
+    await down.write(error_event(reader.error or b""))
+    return Finished(reader.usage, errored=True)
+
+
+async def _end_early(ending: Lost, reader: EventReader, down: Downstream) -> Ending:
+    """Return how a stream ends that ended without a word."""
+    if not down.has_data:
+        return ending
+    if reader.told.complete:
+        await down.write(DONE_EVENT, last=True)
+        return Finished(reader.usage)
+    return Cut(ending.refusal) if reader.told.movable else Broken(ending.refusal)
 
 
 async def _read_trailer(response: aiohttp.ClientResponse) -> None:

@@ -154,6 +154,8 @@ def decide(
         usable, demand, around.holds, cached=around.cached, now_seconds=around.now_seconds
     )
     best = pick(scored, draw, around.last_used)
+    if why is Why.FITS and best is not None and fits[best.endpoint.key].drops_cache:
+        why = Why.MAKES_ROOM
     return _conclude(case, Outcome.SEND, why, scored, best)
 
 
@@ -163,7 +165,8 @@ def _plan_usable(
     fits: Mapping[EndpointKey, Fit],
 ) -> tuple[Why, tuple[EndpointView, ...]] | None:
     """Return the endpoints of the best kind that has any, and which kind that is."""
-    ready = tuple(item for item in healthy if fits[item.key].fits_now)
+    # A hot cache that fills a small node is no reason to crowd a large one: it gives way at once.
+    ready = tuple(item for item in healthy if fits[item.key].fits_now or fits[item.key].drops_cache)
     if ready:
         return Why.FITS, ready
     back = tuple(item for item in waking if fits[item.key].fits_now)

@@ -1,6 +1,7 @@
 """The gateway's settings as one frozen slice; `controller/app.py` parses them once."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class GatewaySettings:
     """Of these, how many may end in a fault: a prompt that kills engines must not tour them."""
     retry_deadline_seconds: float = 60.0
     """No attempt starts later than this after the request came."""
+    max_moves: int = 3
+    """So often a stream may go on at another node in mid-answer; 0 switches that off."""
+    move_after_seconds: float = 5.0
+    """A stream leaves a node of which neither it nor the load stream has had a byte for so long."""
     connect_timeout_seconds: float = 5.0
     stall_seconds: float = 60.0
     """A stream without any byte for this long is dead; agents send comments every 15 s."""
@@ -46,6 +51,20 @@ class GatewaySettings:
     """After this wait a stream's head is sent, and its end by time is an event, not a status."""
     queue_comment_seconds: float = 10.0
     """From then on a comment is sent so often, for clients that give up on silence."""
+    tokenizer_dir: Path | None = None
+    """Where models' tokenizers are kept; None: a directory that ends with the process."""
+    tokenizer_bytes: int = 2**30
+    """What they may take of the disk; the longest unused go first."""
+    tokenizer_processes: int = 8
+    """One a text fingerprint; prompts of further ones are estimated while all are in use."""
+    tokenizer_wait_seconds: float = 0.05
+    """The longest wait for a tokenizer that is not loaded yet; then the prompt is estimated."""
+    tokenizer_bytes_per_second: float = 100_000.0
+    """A longer prompt may take this much longer to count before it is estimated."""
+    prompt_cache_bytes: int = 64 * 1024 * 1024
+    """Token ids of prompts kept, four bytes a token, so that a repeated one is not counted anew."""
+    prefix_names: int = 200_000
+    """Names of cached prefixes kept of each node, about 130 bytes each; more are left out."""
     seed: int | None = None
     """Seed of the tie break; None draws one from the system."""
     require_key: bool = False

@@ -1,8 +1,8 @@
 """Server-sent events by the event: complete, well-formed, or a fault; no I/O.
 
 Splits an upstream's bytes into whole events, lets through only events whose data is JSON or
-`[DONE]`, and notes usage (from an event, or from an agent's comment), errors and the end. Called
-by the relay.
+`[DONE]`, and notes usage (from an event, or from an agent's comment), errors and the end. Takes
+off the lines that are for the gateway alone. Called by the relay.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 
+from controller.gateway.told import Told
+from manifests.wire.continuation import MARKS
 from manifests.wire.gateway import parse_usage_comment
 
 _DONE = b"[DONE]"
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,23 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 class EventReader:
     """Reads one stream. Attributes tell what has been seen so far.
 
-    `early_error` is the payload of an error event that came before any other data.
+    `error` is the payload of an error event, which is not passed on: it ends the stream, and the
+    relay decides what becomes of it. What an agent tells of its tokens goes to `told`, event by
+    event with what passes.
     """
 
-    def __init__(self, max_event_bytes: int) -> None:
+    def __init__(self, max_event_bytes: int, told: Told | None = None) -> None:
         self._max_event_bytes = max_event_bytes
+        self.told = Told() if told is None else told
         self._pending = b""
         self.done = False
-        self.errored = False
-        self.early_error: bytes | None = None
+        self.error: bytes | None = None
         self.usage: Usage | None = None
         self._fault = ""
-        self._has_data = False
 
     def feed(self, data: bytes) -> Batch:
-        """Return the events that are whole now; what follows `[DONE]` or a fault is dropped."""
-        if self.done or self._fault:
+        """Return the events that are whole now; what follows the end or a fault is dropped."""
+        if self.done or self._fault or self.error is not None:
             return Batch(b"", has_data=False, fault=self._fault)
         buffer = self._pending + data if self._pending else data
         cut = max(buffer.rfind(b"\n\n") + 2, buffer.rfind(b"\n\r\n") + 3)
@@ -71,37 +75,46 @@ class EventReader:
 
     def _check(self, events: bytes) -> tuple[bytes, bool]:
         """Return the leading good events, and whether one has data. Mutates: what is seen."""
-        has_data, good, offset = False, 0, 0
+        has_data, good = False, 0
         parts: list[bytes] = []
-        for line in events.split(b"\n"):
-            offset = min(offset + len(line) + 1, len(events))
+        ours: list[bytes] = []
+        lines: list[bytes] = []
+        for line in events[:-1].split(b"\n") if events else ():
             text = line.rstrip(b"\r")
             if text.startswith(b"data:"):
                 parts.append(text[5:].strip())
+            elif text[:2] in MARKS:
+                ours.append(text)
+                continue
             elif not text:
                 if parts and not self._take(b"\n".join(parts)):
-                    self._fault = "an event that is not JSON"
                     break
-                has_data, good, parts = has_data or bool(parts), offset, []
-                if self.done:
-                    break
+                for told in ours:
+                    self.told.take(told)
+                has_data, good, parts, ours = has_data or bool(parts), len(lines) + 1, [], []
             elif (so_far := parse_usage_comment(text)) is not None:
                 self.usage = Usage(*so_far)
-        return events[:good], has_data
+                continue
+            lines.append(line)
+            if self.done:
+                break
+        return b"\n".join([*lines[:good], b""]), has_data
 
     def _take(self, payload: bytes) -> bool:
+        """Note an event's data; return whether it may pass."""
         if payload == _DONE:
             self.done = True
             return True
         try:
             chunk = _DECODER.decode(payload)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            self._fault = "an event that is not JSON"
             return False
-        self.errored = self.errored or chunk.error is not None
-        if chunk.error is not None and not self._has_data:
-            self.early_error = payload
-        self._has_data = True
-        self.usage = _usage(chunk.usage) or self.usage
+        if chunk.error is not None:
+            self.error = payload
+            return False
+        if (usage := _usage(chunk.usage)) is not None:
+            self.usage, self.told.usage_sent = usage, True
         return True
 
 

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from controller.gateway.attempts import Lost, lost
-from controller.gateway.link_watch import watch_link
+from controller.gateway.link_watch import IsGone, watch_link
 from controller.gateway.settings import GatewaySettings
 
 _WARNED_BODY_BYTES = 1024 * 1024
@@ -25,13 +25,17 @@ _WARNED_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to an agent; `wakes` means that its engine must come back first."""
+    """One request to an agent; `wakes` means that its engine must come back first.
+
+    `is_gone` says when to leave a node whose answer has begun.
+    """
 
     url: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     stream: bool = False
     wakes: bool = False
+    is_gone: IsGone | None = None
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ class Upstream:
                 timeout=self._timeout(call),
                 allow_redirects=False,
             )
-            with watch_link(response):
+            with watch_link(response, call.is_gone):
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as fault:
             headless = response is None
@@ -128,7 +132,7 @@ class _NotingConnector(aiohttp.TCPConnector):
         self,
         req: aiohttp.ClientRequest,
         traces: list[Any],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the base class's
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp names it so
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol

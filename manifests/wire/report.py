@@ -50,6 +50,12 @@ class EngineLoad(Reported):
         default="", description="root of its prefix chains; empty without a prefix cache"
     )
     block_tokens: int = Field(default=0, description="tokens in a full block of the cache")
+    cache_isolated: bool = Field(
+        default=False, description="prefixes are shared within a tenant only"
+    )
+    text_fingerprint: str = Field(
+        default="", description="of the files that make its prompts' token ids; empty: unknown"
+    )
     restore_tokens_per_second: float = Field(
         default=0.0, description="of cached tokens, as measured; 0 before the first restore"
     )

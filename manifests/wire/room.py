@@ -21,7 +21,8 @@ class EngineRoom(Reported):
 
     `absent_bytes` are weights that must come in before it serves, 0 once they have.
     `transient_ratio` is what was learned of its prefills. `givable_bytes` is what its node frees
-    for a request that needs it: hot caches, and engines that have nothing to do.
+    for a request that needs it: hot caches, and engines that have nothing to do. `hot_bytes` are
+    the hot caches alone.
     """
 
     tier: Tier
@@ -37,6 +38,7 @@ class EngineRoom(Reported):
     transient_ratio: float = 1.0
     absent_bytes: int = 0
     givable_bytes: int = 0
+    hot_bytes: int = 0
     default_output_tokens: int = Field(description="output cap of a request that sets none")
     knobs: Knobs
 

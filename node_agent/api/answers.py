@@ -8,6 +8,7 @@ event without `[DONE]`. Leaving ends the run at once.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,41 +22,45 @@ from node_agent.api.traffic import Outcome, Ticket
 from node_agent.serving.completion import Run
 from node_agent.serving.responses import StreamWriter, whole_body
 from node_agent.serving.sse import DONE, comment, encode_json, event
+from node_agent.serving.telling import Teller, can_move
 
 KEEP_ALIVE_SECONDS = 10.0
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run is answered.
+
+    `tells_usage`: with which events of a stream a comment says what it has cost so far. `tells`
+    adds what its gateway needs to move it; rows in `greeted` have had their first chunk elsewhere.
+    """
+
+    stream: bool
+    keep_alive_seconds: float
+    tells_usage: str = ""
+    tells: bool = False
+    greeted: frozenset[int] = frozenset()
+
+
 class RunResponse(Response):
     """Answers with one run and ends its ticket, whatever happens."""
 
-    def __init__(
-        self,
-        run: Run,
-        ticket: Ticket,
-        *,
-        stream: bool,
-        keep_alive_seconds: float,
-        tells_usage: str = "",
-    ) -> None:
-        """`tells_usage`: with which events of a stream a comment says what it has cost so far."""
+    def __init__(self, run: Run, ticket: Ticket, manner: Manner) -> None:
         super().__init__()
-        self._run, self._ticket = run, ticket
-        self._streamed = stream
-        self._keep_alive_seconds = keep_alive_seconds
-        self._tells_usage = tells_usage
+        self._run, self._ticket, self._manner = run, ticket, manner
         self._outcome = "cancelled"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the answer until it is sent or its client has left."""
-        answer = self._stream(send) if self._streamed else self._whole()
+        answer = self._stream(send) if self._manner.stream else self._whole()
         try:
             response = await until_gone(receive, answer)
             if response is not None:
                 await response(scope, receive, send)
         finally:
             self._run.close()
-            self._ticket.end(Outcome(self._outcome, self._run.usage, self._run.timing))
+            self._ticket.end(Outcome(self._outcome, self._run.usage_here, self._run.timing))
 
     async def _whole(self) -> Response:
         run, events = self._run, []
@@ -93,10 +98,12 @@ class RunResponse(Response):
 
     async def _frames(self) -> AsyncGenerator[bytes]:
         run = self._run
-        writer = StreamWriter(run.identity)
+        writer = StreamWriter(run.identity, set(self._manner.greeted))
+        tells = self._manner.tells and can_move(run.identity)
+        teller = Teller(run.identity, run.rows) if tells else None
         while True:
             try:
-                async with asyncio.timeout(self._keep_alive_seconds):
+                async with asyncio.timeout(self._manner.keep_alive_seconds):
                     item = await run.next()
             except TimeoutError:
                 done, total = run.progress
@@ -105,7 +112,8 @@ class RunResponse(Response):
             if item is None:
                 break
             so_far = self._so_far(USAGE_EACH)
-            yield so_far + b"".join(event(chunk) for chunk in writer.chunks(item))
+            events = [event(chunk) for chunk in writer.chunks(item)]
+            yield so_far + (b"".join(events) if teller is None else teller.frame(item, events))
         self._outcome = "ok"
         if run.identity.include_usage:
             yield event(writer.usage_chunk(run.usage))
@@ -113,7 +121,7 @@ class RunResponse(Response):
 
     def _so_far(self, *wanted: str) -> bytes:
         """Return the comment that tells usage, if that is what the gateway wants."""
-        if self._tells_usage not in wanted:
+        if self._manner.tells_usage not in wanted:
             return b""
         usage = self._run.usage
         return usage_comment(usage.prompt_tokens, usage.completion_tokens)

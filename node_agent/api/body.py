@@ -12,6 +12,11 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 
 async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """Return the body as an object. Raises RequestError; bodies over the limit are not read."""
+    return parse_json_object(await read_bytes(request, max_bytes))
+
+
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Return the body. Raises RequestError; bodies over the limit are not read."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -20,8 +25,13 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
         chunks += chunk
         if len(chunks) > max_bytes:
             raise _too_large(max_bytes)
+    return bytes(chunks)
+
+
+def parse_json_object(data: bytes) -> dict[str, Any]:
+    """Return a body as an object. Raises RequestError."""
     try:
-        body = msgspec.json.decode(chunks)
+        body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # No chained cause: the parser's message would carry the client's text into the log.
         message = "The body is not valid JSON."

@@ -20,6 +20,7 @@ from node_agent.api.health import HealthRoutes
 from node_agent.api.metrics import EngineCollector, ServingMetrics
 from node_agent.api.openai_routes import OpenAIRoutes, OpenAISettings
 from node_agent.api.prefix_routes import PrefixRoutes
+from node_agent.api.tokenizer_routes import TokenizerRoutes
 from node_agent.api.traffic import Traffic
 from node_agent.memory.base import Admission
 from node_agent.pool.base import Pool
@@ -96,4 +97,11 @@ def build_routes(parts: ApiParts, traffic: Traffic, changes: Changes) -> list[Ba
     fleet = FleetRoutes(parts.pool, parts.load, parts.inspector, changes)
     health = HealthRoutes(parts.pool, traffic, parts.registry)
     prefixes = PrefixRoutes(parts.pool, changes)
-    return [*openai.routes(), *fleet.routes(), *prefixes.routes(), *health.routes()]
+    tokenizers = TokenizerRoutes(parts.texts)
+    return [
+        *openai.routes(),
+        *fleet.routes(),
+        *prefixes.routes(),
+        *tokenizers.routes(),
+        *health.routes(),
+    ]

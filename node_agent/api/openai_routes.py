@@ -1,6 +1,6 @@
 """The OpenAI routes of one node: models, chat completions, completions."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,15 +11,23 @@ from starlette.routing import Route
 
 from manifests.engine import EnginePhase
 from manifests.errors import Code, FleetError, Refusal, RequestError
+from manifests.wire.continuation import (
+    CONTINUE_PATH,
+    HEAD_BYTES_MAX,
+    TELL,
+    TELL_HEADER,
+    unpack,
+)
 from manifests.wire.elapsed import ELAPSED_HEADER, parse_elapsed
 from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
-from node_agent.api.answers import RunResponse
-from node_agent.api.body import read_json_object
+from node_agent.api.answers import Manner, RunResponse
+from node_agent.api.body import parse_json_object, read_bytes, read_json_object
 from node_agent.api.disconnect import until_gone
 from node_agent.api.traffic import Outcome, Ticket, Traffic
 from node_agent.pool.base import EngineView, Pool
 from node_agent.serving.cache_keys import find_tenant, wants_isolation
 from node_agent.serving.completion import Completions
+from node_agent.serving.continuing import continue_request, greeted_rows
 from node_agent.serving.dialect import parse_chat, parse_completions
 from node_agent.serving.request import GenerationRequest
 from node_agent.serving.sse import encode_json
@@ -28,7 +36,11 @@ _LOG = structlog.get_logger(__name__)
 _LOGGED_NAMES = 64
 _CLIENT_CLOSED = 499
 
-Parse = Callable[[dict[str, Any]], GenerationRequest]
+Read = Callable[[Request], Awaitable[GenerationRequest]]
+_PARSE: dict[str, Callable[[dict[str, Any]], GenerationRequest]] = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completions,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ class OpenAIRoutes:
             Route("/v1/models/{name:path}", self._get_model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            Route(CONTINUE_PATH, self._continue, methods=["POST"]),
         ]
 
     async def _list_models(self, _: Request) -> Response:
@@ -76,15 +89,32 @@ class OpenAIRoutes:
         return _json(_model_body(name, view))
 
     async def _chat(self, request: Request) -> Response:
-        return await self._generate(request, parse_chat)
+        return await self._generate(request, self._read_request)
 
     async def _complete(self, request: Request) -> Response:
-        return await self._generate(request, parse_completions)
+        return await self._generate(request, self._read_request)
 
-    async def _generate(self, request: Request, parse: Parse) -> Response:
+    async def _continue(self, request: Request) -> Response:
+        return await self._generate(request, self._read_continuation)
+
+    async def _read_request(self, request: Request) -> GenerationRequest:
+        body = await read_json_object(request, self._settings.max_body_bytes)
+        return _PARSE[request.url.path](body)
+
+    async def _read_continuation(self, request: Request) -> GenerationRequest:
+        most_bytes = self._settings.max_body_bytes + HEAD_BYTES_MAX
+        try:
+            head, body = unpack(await read_bytes(request, most_bytes))
+            parse = _PARSE[head.path]
+        except (ValueError, KeyError) as fault:
+            message = str(fault) if isinstance(fault, ValueError) else "There is no such path."
+            raise RequestError(Refusal(Code.INVALID_VALUE, message, param="path")) from None
+        return continue_request(parse(parse_json_object(body)), head)
+
+    async def _generate(self, request: Request, read: Read) -> Response:
         ticket = self._traffic.begin()
         try:
-            return await self._answer(request, parse, ticket)
+            return await self._answer(request, read, ticket)
         except FleetError as error:
             ticket.end(Outcome(error.refusal.code.value))
             raise
@@ -92,10 +122,9 @@ class OpenAIRoutes:
             ticket.end(Outcome(Code.INTERNAL.value))
             raise
 
-    async def _answer(self, request: Request, parse: Parse, ticket: Ticket) -> Response:
-        body = await read_json_object(request, self._settings.max_body_bytes)
+    async def _answer(self, request: Request, read: Read, ticket: Ticket) -> Response:
         generation = replace(
-            parse(body),
+            await read(request),
             tenant=find_tenant(request.headers),
             isolated=wants_isolation(request.headers),
             served_model=request.headers.get(MODEL_HEADER, ""),
@@ -111,9 +140,13 @@ class OpenAIRoutes:
         return RunResponse(
             run,
             ticket,
-            stream=generation.stream,
-            keep_alive_seconds=self._settings.keep_alive_seconds,
-            tells_usage=request.headers.get(USAGE_HEADER, ""),
+            Manner(
+                stream=generation.stream,
+                keep_alive_seconds=self._settings.keep_alive_seconds,
+                tells_usage=request.headers.get(USAGE_HEADER, ""),
+                tells=request.headers.get(TELL_HEADER) == TELL,
+                greeted=greeted_rows(generation),
+            ),
         )
 
     def _log_unknown(self, names: tuple[str, ...]) -> None:

@@ -111,9 +111,9 @@ class BatchRunner:
             uid=uid,
             prompt=command.prompt,
             max_tokens=command.max_tokens,
-            sampler=self._samplers.sampler_for(command.sampling),
+            sampler=self._samplers.sampler_for(command.sampling, command.said_tokens),
             stop_token_ids=frozenset(stops),
-            processors=processors_for(command.sampling, len(command.prompt)),
+            processors=processors_for(command.sampling, len(command.prompt) - command.said_tokens),
             logits=logits,
         )
         if group is None:

@@ -89,7 +89,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Run one row. `prompt` is never empty; stop tokens end it and are not reported as text.
 
     A higher `priority` goes first. `deadline_seconds` count from receipt; 0 is no deadline.
-    Rows share cached prefixes only with rows of the same `extra_keys`.
+    The last `said_tokens` of the prompt are what this answer has said already, elsewhere: they
+    count as output for penalties, and a seeded row has drawn them. Rows share cached prefixes
+    only with rows of the same `extra_keys`.
     """
 
     request_id: str
@@ -101,6 +103,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0
     deadline_seconds: float = 0.0
     extra_keys: list[str] = []
+    said_tokens: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

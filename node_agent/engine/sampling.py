@@ -66,10 +66,11 @@ def seed_words(seed: int) -> tuple[int, int]:
 class SeededSampler:
     """A sampler with its own key per token, so a row draws alike alone and in any batch."""
 
-    def __init__(self, params: SamplingParams, seed: int) -> None:
+    def __init__(self, params: SamplingParams, seed: int, drawn_tokens: int = 0) -> None:
+        """Go on after `drawn_tokens`: each token takes one draw, and its key is its place."""
         self._params = params
         self._high, self._low = seed_words(seed)
-        self._drawn_tokens = 0
+        self._drawn_tokens = drawn_tokens
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Draw one token. Shapes: (1, vocabulary) -> (1,)."""
@@ -90,12 +91,12 @@ class Samplers:
     def __init__(self) -> None:
         self._shared: dict[tuple[float, float, int, float], Sampler] = {}
 
-    def sampler_for(self, params: SamplingParams) -> Sampler:
-        """Return the sampler of a row."""
+    def sampler_for(self, params: SamplingParams, drawn_tokens: int = 0) -> Sampler:
+        """Return the sampler of a row that has so many tokens of its answer already."""
         if params.temperature < GREEDY_BELOW_TEMPERATURE:
             return greedy_sampler  # type: ignore[no-any-return]
         if params.seed is not None:
-            return SeededSampler(params, params.seed)
+            return SeededSampler(params, params.seed, drawn_tokens)
         key = (params.temperature, params.top_p, params.top_k, params.min_p)
         if key not in self._shared:
             if len(self._shared) >= self.MAX_SHARED:
@@ -109,6 +110,7 @@ class Samplers:
 def processors_for(params: SamplingParams, prompt_tokens: int) -> list[Processor]:
     """Return the logits processors of a row; empty when it has no penalty and no bias.
 
+    What follows the first `prompt_tokens` is output.
     Shapes: each takes (tokens so far,) and (1, vocabulary) and returns (1, vocabulary).
     """
     processors: list[Processor] = []

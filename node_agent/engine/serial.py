@@ -63,8 +63,8 @@ class SerialRunner:
             command=command,
             prefill=RowPrefill(self._model, command.prompt, prefix=prefix),
             prefix=prefix,
-            sampler=self._samplers.sampler_for(command.sampling),
-            processors=processors_for(command.sampling, len(command.prompt)),
+            sampler=self._samplers.sampler_for(command.sampling, command.said_tokens),
+            processors=processors_for(command.sampling, len(command.prompt) - command.said_tokens),
             stops=frozenset(() if command.ignore_eos else command.stop_token_ids),
         )
         return uid

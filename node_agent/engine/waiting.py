@@ -33,6 +33,8 @@ def find_fault(command: Generate, vocab_size: int) -> str:
         return "the prompt has no tokens"
     if command.max_tokens < 1:
         return f"max_tokens must be at least 1, got {command.max_tokens}"
+    if not 0 <= command.said_tokens < len(command.prompt):
+        return f"said_tokens must be part of the prompt, got {command.said_tokens}"
     lowest, highest = min(command.prompt), max(command.prompt)
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest

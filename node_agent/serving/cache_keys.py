@@ -7,7 +7,7 @@ others have asked. With `isolation: tenant` a node shares prefixes only within a
 from collections.abc import Mapping
 
 from manifests.wire.gateway import ISOLATION_HEADER
-from manifests.wire.tenant import TENANT_HEADER, name_tenant
+from manifests.wire.tenant import TENANT_HEADER, cache_keys, name_tenant
 from node_agent.serving.request import GenerationRequest
 
 
@@ -24,8 +24,7 @@ def wants_isolation(headers: Mapping[str, str]) -> bool:
 def plan_extra_keys(request: GenerationRequest, *, isolated: bool) -> list[str]:
     """Return the extra keys of a request's prefix chain; equal keys share prefixes.
 
-    `isolated` is what the node's CacheBudget says; a request may ask for it too. All who send no
-    key are one tenant.
+    `isolated` is what the node's CacheBudget says; a request may ask for it too.
     """
-    keys = [f"tenant {request.tenant}"] if isolated or request.isolated else []
-    return [*keys, f"salt {request.cache_salt}"] if request.cache_salt else keys
+    isolated = isolated or request.isolated
+    return list(cache_keys(request.tenant, request.cache_salt, isolated=isolated))

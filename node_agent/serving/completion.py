@@ -7,12 +7,13 @@ refused is refused in `open`, before a route has sent a byte. Called by the Open
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 from msgspec import structs
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
+from manifests.prompt.body import ChatPrompt, fill_empty, merge_variables
 from node_agent.engine.messages import (
     Failed,
     Finished,
@@ -22,13 +23,13 @@ from node_agent.engine.messages import (
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.pool.base import Lease, Pool, TokenStream
-from node_agent.serving.cache_keys import plan_extra_keys
+from node_agent.serving.commands import Share, plan_command
+from node_agent.serving.continuing import name_again, resume
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
 from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
-from node_agent.serving.request import ChatPrompt, Endpoint, GenerationRequest
+from node_agent.serving.request import Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
-from node_agent.serving.sampling import plan_sampling
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TextModel, TextModels
 from node_agent.text.stops import StopMatcher
@@ -96,36 +97,48 @@ class Completions:
             logprobs=request.top_logprobs is not None,
             include_usage=request.include_usage,
         )
+        if request.continues is not None:
+            identity = name_again(identity, request.continues, len(text.ready.pieces))
         rows = [
             RowText(index, text.new_detokenizer(), StopMatcher(request.stop), text.ready.pieces)
             for index in range(request.rows)
         ]
+        caps = [outputs[index // request.choices] for index in range(request.rows)]
+        endings = resume(request, rows, caps)
         commands = [
-            Generate(
-                request_id=f"{base}-{index}",
-                prompt=prompts[index // request.choices],
-                max_tokens=outputs[index // request.choices],
-                stop_token_ids=text.ready.defaults.eos_token_ids,
-                ignore_eos=request.ignore_eos,
-                sampling=plan_sampling(request, spec.sampling, text.ready.defaults, index),
-                priority=request.priority,
-                extra_keys=plan_extra_keys(request, isolated=lease.view.cache.terms.isolated),
-            )
+            plan_command(request, lease, text, Share(index, base, prompts, caps))
             for index in range(request.rows)
+            if endings[index] is None
         ]
         if request.deadline_seconds is not None and not clock.left(request):
             raise RequestError(over_refusal(request.deadline_seconds))
         # Last, so that nothing can fail between the grant and the run that gives it back.
+        reservation = await self._admit(request, lease, commands, clock)
+        run = Run(identity, lease, reservation, sum(sizes), clock)
+        left = engine_deadline_seconds(clock.left(request))
+        run.start(rows, endings, [structs.replace(one, deadline_seconds=left) for one in commands])
+        return run
+
+    async def _admit(
+        self, request: GenerationRequest, lease: Lease, commands: Sequence[Generate], clock: "Clock"
+    ) -> Reservation:
+        """Return the memory for what there is to generate. Raises RequestError."""
+        if not commands:
+            return _NothingReserved()
         reservation = await self.admission.admit(
-            _admission_request(request, lease, max(sizes), max(outputs)),
+            _admission_request(lease, commands),
             wait_seconds=min(self.memory_wait_seconds, clock.left(request)),
         )
         if isinstance(reservation, Refusal):
             raise RequestError(reservation)
-        run = Run(identity, lease, reservation, sum(sizes), clock)
-        left = engine_deadline_seconds(clock.left(request))
-        run.start(rows, [structs.replace(one, deadline_seconds=left) for one in commands])
-        return run
+        return reservation
+
+
+class _NothingReserved:
+    """The reservation of a request that has nothing left to generate."""
+
+    def release(self) -> None:
+        """Give nothing back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +187,31 @@ class Run:
     _events: "asyncio.Queue[RowDelta | RowEnd | Refusal]" = field(default_factory=asyncio.Queue)
     _pumps: set[asyncio.Task[None]] = field(default_factory=set)
     _unended: int = 0
+    _texts: list[RowText] = field(default_factory=list)
+    _said_tokens: int = 0
 
-    def start(self, texts: Sequence[RowText], commands: Sequence[Generate]) -> None:
-        """Send every row to the engine. Mutates: the lease and the reservation are ours now."""
-        for text, command in zip(texts, commands, strict=True):
-            self._rows.append(_Running(text, self.lease.generate(command)))
+    def start(
+        self,
+        texts: Sequence[RowText],
+        endings: Sequence[Sequence[RowDelta | RowEnd] | None],
+        commands: Sequence[Generate],
+    ) -> None:
+        """Send the rows to the engine, but those that have their endings.
+
+        Mutates: the lease and the reservation are ours now.
+        """
+        self._said_tokens = sum(text.tokens for text in texts)
+        left = iter(commands)
+        for text, ending in zip(texts, endings, strict=True):
+            self._texts.append(text)
+            if ending is None:
+                self._rows.append(_Running(text, self.lease.generate(next(left))))
+                continue
+            for event in ending:
+                self._events.put_nowait(event)
         self._unended = len(self._rows)
+        if not self._rows:
+            self._give_back()
         for row in self._rows:
             pump = asyncio.create_task(self._pump(row))
             self._pumps.add(pump)
@@ -195,13 +227,19 @@ class Run:
     def usage(self) -> Usage:
         """What the request has cost so far; a prompt with several choices counts once."""
         cached = max((row.cached_tokens for row in self._rows), default=0)
-        generated = sum(row.text.tokens for row in self._rows)
+        generated = sum(text.tokens for text in self._texts)
         return Usage(self.prompt_tokens, generated, min(cached, self.prompt_tokens))
+
+    @property
+    def usage_here(self) -> Usage:
+        """The same without the tokens that another node generated."""
+        usage = self.usage
+        return replace(usage, completion_tokens=usage.completion_tokens - self._said_tokens)
 
     @property
     def rows(self) -> int:
         """How many answers there are."""
-        return len(self._rows)
+        return len(self._texts)
 
     async def next(self) -> RowDelta | RowEnd | None:
         """Return the next event of any row, None after the last. Raises EngineError."""
@@ -215,19 +253,18 @@ class Run:
     def close(self) -> None:
         """Stop the rows that still run; a second call does nothing."""
         for row in self._rows:
-            self._cancel(row)
-
-    def _cancel(self, row: _Running) -> None:
-        if not row.ended:
-            row.ended = True
-            self._unended -= 1
-            row.stream.cancel()
+            if not row.ended:
+                self._end(row, [])
+                row.stream.cancel()
 
     def _pumped(self, pump: asyncio.Task[None]) -> None:
         self._pumps.discard(pump)
         if not self._pumps:
-            self.reservation.release()
-            self.lease.release()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self.reservation.release()
+        self.lease.release()
 
     async def _pump(self, row: _Running) -> None:
         try:
@@ -236,11 +273,11 @@ class Run:
                     self._take(row, event)
             if not row.ended:
                 died = "The engine ended before the answer did."
-                self._fail(row, Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE))
+                self._end(row, [Refusal(Code.ENGINE_DIED, died, Retryable.ELSEWHERE)])
         except Exception:  # noqa: BLE001  task root: the client must get an answer
             _LOG.exception("row_failed", engine=self.lease.view.want.name)
             message = "The answer could not be written."
-            self._fail(row, Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE))
+            self._end(row, [Refusal(Code.INTERNAL, message, Retryable.ELSEWHERE)])
             row.stream.cancel()
 
     def _take(self, row: _Running, event: object) -> None:
@@ -253,7 +290,7 @@ class Run:
             row.cached_tokens = event.cached_tokens
             self._take_finished(row, event)
         elif isinstance(event, Failed):
-            self._fail(row, _failure(event))
+            self._end(row, [_failure(event)])
 
     def _take_tokens(self, row: _Running, event: Tokens) -> None:
         now = self.clock.seconds()
@@ -264,29 +301,24 @@ class Run:
         if delta is not None:
             self._events.put_nowait(delta)
         if row.text.stopped:
-            self._end(row, "stop")
+            self._end(row, [row.text.close("stop")])
             row.stream.cancel()
 
     def _take_finished(self, row: _Running, event: Finished) -> None:
         if event.reason == "cancelled":
             message = "The engine cancelled the request."
-            self._fail(row, Refusal(Code.CANCELLED, message, Retryable.ELSEWHERE))
+            self._end(row, [Refusal(Code.CANCELLED, message, Retryable.ELSEWHERE)])
             return
-        delta = row.text.finish()
-        if delta is not None:
-            self._events.put_nowait(delta)
-        self._end(row, "stop" if row.text.stopped else event.reason)
+        self._end(row, row.text.end(event.reason))
 
-    def _end(self, row: _Running, reason: str) -> None:
+    def _end(self, row: _Running, events: Sequence[RowDelta | RowEnd | Refusal]) -> None:
+        """End a row that still runs, with its last events."""
+        if row.ended:
+            return
         row.ended = True
         self._unended -= 1
-        self._events.put_nowait(RowEnd(row.text.index, reason))
-
-    def _fail(self, row: _Running, refusal: Refusal) -> None:
-        if not row.ended:
-            row.ended = True
-            self._unended -= 1
-            self._events.put_nowait(refusal)
+        for event in events:
+            self._events.put_nowait(event)
 
 
 async def encode_prompts(
@@ -295,13 +327,13 @@ async def encode_prompts(
     """Return the ids of each prompt; an empty text becomes the start token alone."""
     prompt = request.prompt
     if isinstance(prompt, ChatPrompt):
-        merged = {**variables, **prompt.variables}
+        merged = merge_variables(variables, prompt.variables)
         return [await text.encode_chat(prompt.messages, prompt.tools, merged)]
     if prompt.token_ids:
         return prompt.token_ids
     start = text.ready.bos_token_id
     encoded = await text.encode_texts(prompt.texts)
-    return [ids or ([] if start is None else [start]) for ids in encoded]
+    return [fill_empty(ids, start) for ids in encoded]
 
 
 def _check_ids(
@@ -319,9 +351,7 @@ def _check_ids(
         raise RequestError(Refusal(Code.INVALID_VALUE, message, param="logit_bias"))
 
 
-def _admission_request(
-    request: GenerationRequest, lease: Lease, prompt_tokens: int, max_tokens: int
-) -> AdmissionRequest:
+def _admission_request(lease: Lease, commands: Sequence[Generate]) -> AdmissionRequest:
     view = lease.view
     spec = view.want.spec
     loaded = view.loaded.chunk_tokens if view.loaded is not None else 0
@@ -329,10 +359,10 @@ def _admission_request(
         engine=view.want.name,
         model=spec.model,
         shape=_files(lease).shape,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=max(len(one.prompt) for one in commands),
         cached_tokens=0,
-        max_tokens=max_tokens,
-        rows=request.rows,
+        max_tokens=max(one.max_tokens for one in commands),
+        rows=len(commands),
         chunk_tokens=loaded or spec.prefill.chunk_tokens or _DEFAULT_CHUNK_TOKENS,
     )
 

@@ -15,15 +15,15 @@ them. Decisions:
 import difflib
 from typing import Any
 
-from node_agent.serving.conversation import parse_messages
-from node_agent.serving.fields import Fields, refuse, unsupported
-from node_agent.serving.request import (
+from manifests.prompt.body import (
+    CHAT_FIELDS,
     ChatPrompt,
-    Endpoint,
-    GenerationRequest,
-    SamplingRequest,
     TextPrompts,
+    parse_chat_prompt,
+    parse_text_prompts,
 )
+from manifests.prompt.fields import Fields, refuse, unsupported
+from node_agent.serving.request import Endpoint, GenerationRequest, SamplingRequest
 
 MAX_ROWS = 128
 MAX_STOPS = 4
@@ -44,11 +44,9 @@ _SHARED = frozenset(
         "cache_salt",
     }
 )  # fmt: skip
-_CHAT = _SHARED | {
-    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort",
-    "modalities",
-}  # fmt: skip
+_CHAT = _SHARED.union(
+    CHAT_FIELDS, ("max_completion_tokens", "top_logprobs", "response_format", "modalities")
+)
 _COMPLETIONS = _SHARED | {"prompt", "echo", "best_of", "suffix"}
 # Notes for the provider's own bookkeeping: accepted, nothing is stored, the answer is the same.
 _BOOKKEEPING = frozenset(
@@ -68,14 +66,6 @@ _REFUSED = frozenset(
         "mirostat", "draft_model", "adapters",
     }
 )  # fmt: skip
-_TEMPLATE_RESERVED = frozenset(
-    {
-        "conversation", "conversations", "messages", "tools", "documents", "chat_template",
-        "add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation",
-        "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-        "tokenizer_kwargs", "sanitize_control_tokens",
-    }
-)  # fmt: skip
 
 
 def parse_chat(body: dict[str, Any]) -> GenerationRequest:
@@ -87,11 +77,7 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
     wanted = fields.boolean("logprobs")
     if top is not None and not wanted:
         refuse("top_logprobs", "top_logprobs needs logprobs to be true.")
-    prompt = ChatPrompt(
-        messages=parse_messages(body.get("messages")),
-        tools=_parse_tools(fields),
-        variables=_parse_variables(fields),
-    )
+    prompt = parse_chat_prompt(body)
     newer = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.integer("max_tokens", 1, MAX_TOKENS)
     if newer is not None and older is not None and newer != older:
@@ -120,7 +106,7 @@ def parse_completions(body: dict[str, Any]) -> GenerationRequest:
     return _build(
         fields,
         Endpoint.COMPLETIONS,
-        _parse_prompt(body.get("prompt")),
+        parse_text_prompts(body.get("prompt")),
         max_tokens=fields.integer("max_tokens", 1, MAX_TOKENS) or 16,
         top_logprobs=fields.integer("logprobs", 0, MAX_LEGACY_LOGPROBS),
         unknown_fields=unknown,
@@ -180,37 +166,6 @@ def _check_text_only(fields: Fields) -> None:
         unsupported("response_format", hint='Only {"type": "text"} can be promised.')
     if fields.get("modalities") not in (None, ["text"]):
         unsupported("modalities", hint='Only ["text"] is served.')
-
-
-def _parse_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    tools = fields.get("tools")
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        refuse("tools", "tools must be a list of objects.")
-    for place, tool in enumerate(tools or []):
-        function = tool.get("function")
-        if tool.get("type") != "function":
-            unsupported(f"tools[{place}].type", hint="Only function tools are known.")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            refuse(f"tools[{place}].function", "A function tool needs a function with a name.")
-    choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        unsupported("tool_choice", hint='Only "auto" and "none" can be promised.')
-    if fields.boolean("parallel_tool_calls") is False:
-        unsupported("parallel_tool_calls", hint="The number of calls cannot be limited.")
-    return None if choice == "none" or not tools else tools
-
-
-def _parse_variables(fields: Fields) -> dict[str, Any]:
-    variables = dict(fields.mapping("chat_template_kwargs") or {})
-    reserved = sorted(_TEMPLATE_RESERVED & variables.keys())
-    if reserved:
-        unsupported(f"chat_template_kwargs.{reserved[0]}", hint="The server sets it itself.")
-    effort = fields.string("reasoning_effort")
-    if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
-    return variables
 
 
 def _parse_stop(value: Any) -> tuple[str, ...]:
@@ -275,21 +230,3 @@ def _parse_logit_bias(values: dict[str, Any]) -> dict[int, float]:
             refuse("logit_bias", "logit_bias must map token ids to numbers from -100 to 100.")
         biases[int(key)] = Fields(values, "logit_bias").number(key, -100, 100) or 0.0
     return biases
-
-
-def _parse_prompt(value: Any) -> TextPrompts:
-    if isinstance(value, str):
-        return TextPrompts(texts=[value])
-    items: list[Any] = value if isinstance(value, list) and value else [None]
-    if all(isinstance(item, str) for item in items):
-        return TextPrompts(texts=items)
-    if _is_ids(items):
-        return TextPrompts(token_ids=[items])
-    if not all(isinstance(item, list) and item and _is_ids(item) for item in items):
-        refuse("prompt", "prompt must be text, token ids, or a list of either, and not empty.")
-    return TextPrompts(token_ids=items)
-
-
-def _is_ids(value: list[Any]) -> bool:
-    # `type is int` and not isinstance: true and false are no token ids.
-    return all(type(item) is int and 0 <= item < 2**31 for item in value)

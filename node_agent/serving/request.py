@@ -5,7 +5,9 @@ Values only. `dialect.py` makes them, `completion.py` runs them.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from manifests.prompt.body import ChatPrompt, TextPrompts
+from manifests.wire.continuation import Continuation
 
 
 class Endpoint(StrEnum):
@@ -31,28 +33,6 @@ class SamplingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as the template wants it: plain strings, arguments as mappings."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
-    """Plain prompts, each either text or token ids; exactly one list is filled."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """How many prompts there are."""
-        return len(self.texts) + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request. `top_logprobs` None means no log-probabilities; `max_tokens` None, no cap.
 
@@ -60,7 +40,8 @@ class GenerationRequest:
     its cached prefixes apart; `isolated` does so for the tenant whatever the node's budget says.
     `served_model` is the model to answer with when `model` is a public name of it that only a
     gateway knows. A higher `priority` goes first. `deadline_seconds` count from when the request
-    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before.
+    came; None is no deadline. `elapsed_seconds` of them a gateway had used up before. `continues`
+    is the stream of which this is the rest.
     """
 
     endpoint: Endpoint
@@ -82,6 +63,7 @@ class GenerationRequest:
     cache_salt: str = ""
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     unknown_fields: tuple[str, ...] = ()
+    continues: Continuation | None = None
 
     @property
     def lease_name(self) -> str:

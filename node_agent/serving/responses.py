@@ -56,17 +56,17 @@ class Usage:
 
 @dataclass(slots=True)
 class StreamWriter:
-    """Writes the chunks of one streamed answer."""
+    """Writes the chunks of one streamed answer; rows in `greeted` have had a chunk already."""
 
     identity: Identity
-    _greeted: set[int] = field(default_factory=set)
+    greeted: set[int] = field(default_factory=set)
 
     def chunks(self, event: RowDelta | RowEnd) -> list[dict[str, Any]]:
         """Return the chunks for one event: a row that ends without text still gets its role."""
         if isinstance(event, RowDelta):
             return [self._chunk(self._delta_choice(event))]
         first = []
-        if self.identity.endpoint is Endpoint.CHAT and event.index not in self._greeted:
+        if self.identity.endpoint is Endpoint.CHAT and event.index not in self.greeted:
             first = self.chunks(RowDelta(event.index, ""))
         return [*first, self._chunk(self._end_choice(event))]
 
@@ -83,8 +83,8 @@ class StreamWriter:
         if self.identity.endpoint is Endpoint.COMPLETIONS:
             content: dict[str, Any] = {"text": event.text}
         else:
-            role = {} if event.index in self._greeted else {"role": "assistant"}
-            self._greeted.add(event.index)
+            role = {} if event.index in self.greeted else {"role": "assistant"}
+            self.greeted.add(event.index)
             content = {"delta": {**role, "content": event.text}}
         return {"index": event.index, **content, "logprobs": logprobs, "finish_reason": None}
 

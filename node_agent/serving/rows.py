@@ -6,7 +6,7 @@ Pure state machine; `completion.py` owns one per row and feeds it the engine's e
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node_agent.engine.messages import TokenLogprobs
 from node_agent.text.detokenizer import Detokenizer
@@ -34,19 +34,26 @@ class TokenItem:
 
 @dataclass(frozen=True, slots=True)
 class RowDelta:
-    """New text of one row, never empty of both, with the tokens that are complete in it."""
+    """New text of one row, never empty of both, with the tokens that are complete in it.
+
+    `ids` are all that were taken since the last event of the row, with those whose text is still
+    held back. A `reason` means that the text is whole now, what was held back included.
+    """
 
     index: int
     text: str
     items: tuple[TokenItem, ...] = ()
+    ids: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RowEnd:
-    """A row's last event: why it ended, in OpenAI's words."""
+    """A row's last event: why it ended, in OpenAI's words. `ids` as in RowDelta."""
 
     index: int
     finish_reason: str
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,6 +73,7 @@ class RowText:
     pieces: Sequence[bytes]
     tokens: int = 0
     _unsent: deque[_Unsent] = field(default_factory=deque)
+    _untold: list[int] = field(default_factory=list)
     _known_characters: int = 0
     _seen_bytes: int = 0
     _sent_bytes: int = 0
@@ -83,6 +91,7 @@ class RowText:
                 break
             offset = self._known_characters
             text, data = self.detokenizer.push(token_id)
+            self._untold.append(token_id)
             self.tokens += 1
             self._known_characters += len(text)
             if logprobs:
@@ -91,10 +100,31 @@ class RowText:
             texts.append(self.matcher.push(text))
         return self._delta("".join(texts))
 
+    def resume(self, ids: Sequence[int]) -> None:
+        """Take the tokens that the client has been sent already, elsewhere."""
+        self.feed(ids, ())
+        self._untold.clear()
+
     def finish(self) -> RowDelta | None:
         """Take the end of generation; return what was held back."""
         text = "" if self.stopped else self.matcher.push(self.detokenizer.flush())
         return self._delta(text + self.matcher.flush(), final=True)
+
+    def end(self, reason: str) -> list[RowDelta | RowEnd]:
+        """Take the end of generation; return the row's last events."""
+        delta = self.finish()
+        reason = "stop" if self.stopped else reason
+        last = [] if delta is None else [replace(delta, reason=reason)]
+        return [*last, self.close(reason)]
+
+    def close(self, reason: str) -> RowEnd:
+        """Return the event that closes the row, whose text is whole."""
+        return RowEnd(self.index, reason, self._take_untold())
+
+    def _take_untold(self) -> tuple[int, ...]:
+        ids = tuple(self._untold)
+        self._untold.clear()
+        return ids
 
     def _note(self, data: bytes, logprobs: TokenLogprobs, offset: int) -> None:
         top = tuple(
@@ -114,7 +144,9 @@ class RowText:
         items = []
         while self._unsent and self._goes_out(self._unsent[0], final):
             items.append(self._unsent.popleft().item)
-        return RowDelta(self.index, text, tuple(items)) if text or items else None
+        if not text and not items:
+            return None
+        return RowDelta(self.index, text, tuple(items), self._take_untold())
 
     def _goes_out(self, unsent: _Unsent, final: bool) -> bool:
         if self.stopped:

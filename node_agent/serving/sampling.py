@@ -6,9 +6,9 @@ Pure.
 import hashlib
 
 from manifests.model import Sampling
+from manifests.prompt.messages import Defaults
 from node_agent.engine.messages import SamplingParams
 from node_agent.serving.request import GenerationRequest
-from node_agent.text.messages import Defaults
 
 
 def plan_sampling(

@@ -52,10 +52,12 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
     )
 
 
-def observe_room(arbiter: Arbiter, view: EngineView, givable_bytes: int = 0) -> EngineRoom | None:
+def observe_room(
+    arbiter: Arbiter, view: EngineView, givable_bytes: int = 0, hot_bytes: int = 0
+) -> EngineRoom | None:
     """Return what an engine's requests are judged by; None where nothing is judged yet.
 
-    `givable_bytes` is what the node could free for it.
+    `givable_bytes` is what the node could free for it, `hot_bytes` what of it are hot caches.
     """
     if view.files is None or not arbiter.enforced or arbiter.watermarks() is None:
         return None
@@ -78,6 +80,7 @@ def observe_room(arbiter: Arbiter, view: EngineView, givable_bytes: int = 0) -> 
         absent_bytes=0 if view.loaded is not None else absent,
         default_output_tokens=spec.sampling.max_tokens or DEFAULT_MAX_TOKENS,
         givable_bytes=givable_bytes,
+        hot_bytes=hot_bytes,
         knobs=standing.find_knobs(),
     )
 

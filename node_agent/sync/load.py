@@ -11,6 +11,7 @@ from manifests.wire.report import EngineLoad, LoadReport
 from node_agent.memory.arbiter import Arbiter
 from node_agent.pool.base import EngineView, Pool
 from node_agent.pool.cache_side import CacheTally
+from node_agent.sources.base import ModelFiles
 from node_agent.sync.figures import observe_figures, observe_room
 
 
@@ -27,9 +28,14 @@ class LoadSource:
     ) -> None:
         """`level` is the one in force; without it, that of the newest reading."""
         self._node, self._instance, self._level = node, instance, level
+        self._text_fingerprint: Callable[[ModelFiles], str] = _untold
         self._pool, self._arbiter = pool, arbiter
         self._sequence = 0
         self._accepting = True
+
+    def follow_texts(self, fingerprint: Callable[[ModelFiles], str]) -> None:
+        """Report from now on which tokenizer each engine's prompts go through."""
+        self._text_fingerprint = fingerprint
 
     @property
     def accepting(self) -> bool:
@@ -81,8 +87,15 @@ class LoadSource:
             fingerprint="" if view.files is None else view.files.fingerprint,
             cache_fingerprint="" if view.loaded is None else view.loaded.cache_fingerprint,
             block_tokens=0 if began is None else began.settings.block_tokens,
+            cache_isolated=view.cache.terms.isolated,
+            text_fingerprint="" if view.files is None else self._text_fingerprint(view.files),
             restore_tokens_per_second=_restore_rate(view.cache.tally),
-            room=observe_room(self._arbiter, view, self._givable_bytes(view, views)),
+            room=observe_room(
+                self._arbiter,
+                view,
+                self._givable_bytes(view, views),
+                sum(item.cache.hot_used_bytes for item in views),
+            ),
             shape=None if view.files is None else view.files.shape,
         )
 
@@ -107,3 +120,7 @@ def _restore_rate(tally: CacheTally) -> float:
     if tally.restore_seconds <= 0:
         return 0.0
     return round((tally.hot_tokens + tally.ssd_tokens) / tally.restore_seconds, 1)
+
+
+def _untold(_files: ModelFiles) -> str:
+    return ""

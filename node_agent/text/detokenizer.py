@@ -13,7 +13,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from node_agent.text.pieces import PieceKind, PiecePlan
+from manifests.prompt.pieces import PieceKind, PiecePlan
 
 _REPLACEMENT = "\ufffd"
 

@@ -6,11 +6,8 @@ into text needs none and happens here, from the table that the process sent.
 
 import asyncio
 import contextlib
-import itertools
 import json
-import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,10 +15,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
-from node_agent.sources.base import ModelFiles
-from node_agent.text.detokenizer import Detokenizer, make_detokenizer
-from node_agent.text.messages import (
-    HEADER_BYTES,
+from manifests.prompt.messages import (
     EncodeChat,
     Encoded,
     EncodeTexts,
@@ -29,20 +23,12 @@ from node_agent.text.messages import (
     TextRefused,
     TextReply,
     TokenizerReady,
-    decode_text_reply,
-    frame,
 )
+from manifests.prompt.process import ProcessLostError, TokenizerLink
+from node_agent.sources.base import ModelFiles
+from node_agent.text.detokenizer import Detokenizer, make_detokenizer
 
 _LOG = structlog.get_logger(__name__)
-_EXIT_SECONDS = 5.0
-
-# A tokenizer is read from the model's directory alone, and quietly.
-WORKER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-}
 
 
 class TextModel(Protocol):
@@ -82,55 +68,47 @@ class TextModels(Protocol):
         """Load what is wanted ahead of time and drop the rest."""
         ...
 
+    def fingerprint(self, files: ModelFiles) -> str:
+        """Return the name of a model's text files, empty until it is known."""
+        ...
+
+    def find_directory(self, fingerprint: str) -> Path | None:
+        """Return a directory that the text files of this name were read from, if there is one."""
+        ...
+
 
 class TokenizerProcess:
     """A running tokenizer process; implements `TextModel`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ready: TokenizerReady) -> None:
-        self._process = process
-        self.ready = ready
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[TextReply]] = {}
-        self._reader = asyncio.create_task(self._read())
-        self._decode = _token_decoder(ready.decoder)
+    def __init__(self, link: TokenizerLink) -> None:
+        self._link = link
+        self.ready = link.ready
+        self._decode = _token_decoder(link.ready.decoder)
 
     @classmethod
     async def start(cls, directory: Path) -> "TokenizerProcess":
         """Start the process and wait until it is loaded. Raises EngineError."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "node_agent.text.worker", str(directory)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | WORKER_ENVIRONMENT,
-        )
         try:
-            reply = await _read_reply(process)
-        except asyncio.CancelledError:
-            await _end(process)
-            raise
-        if isinstance(reply, TokenizerReady):
-            return cls(process, reply)
-        await _end(process)
-        reason = reply.message if isinstance(reply, TextRefused) else "the process ended"
-        _LOG.warning("tokenizer_not_loaded", reason=reason)
-        raise EngineError(
-            Refusal(
-                Code.ENGINE_NOT_READY,
-                "The model's tokenizer cannot be loaded.",
-                Retryable.ELSEWHERE,
-                hint="See the agent's log for the reason.",
-            )
-        )
+            return cls(await TokenizerLink.start(directory))
+        except ProcessLostError as fault:
+            _LOG.warning("tokenizer_not_loaded", reason=str(fault))
+            raise EngineError(
+                Refusal(
+                    Code.ENGINE_NOT_READY,
+                    "The model's tokenizer cannot be loaded.",
+                    Retryable.ELSEWHERE,
+                    hint="See the agent's log for the reason.",
+                )
+            ) from fault
 
     @property
     def alive(self) -> bool:
         """Whether it still answers."""
-        return not self._reader.done()
+        return self._link.alive
 
     async def encode_texts(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of plain texts. Raises EngineError when the process is lost."""
-        reply = await self._ask(EncodeTexts(number=next(self._numbers), texts=texts))
+        reply = await self._ask(lambda number: EncodeTexts(number=number, texts=texts))
         if isinstance(reply, Encoded):
             return reply.ids
         raise _lost()
@@ -151,10 +129,11 @@ class TokenizerProcess:
                     param="messages",
                 )
             )
-        command = EncodeChat(
-            number=next(self._numbers), messages=messages, tools=tools, variables=variables
+        reply = await self._ask(
+            lambda number: EncodeChat(
+                number=number, messages=messages, tools=tools, variables=variables
+            )
         )
-        reply = await self._ask(command)
         if isinstance(reply, Encoded):
             return reply.ids[0]
         if isinstance(reply, TextRefused):
@@ -168,38 +147,13 @@ class TokenizerProcess:
 
     async def close(self) -> None:
         """End the process; requests that wait for it fail."""
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        await _end(self._process)
+        await self._link.close()
 
-    async def _ask(self, command: TextCommand) -> TextReply:
-        stdin = self._process.stdin
-        if stdin is None or not self.alive:
-            raise _lost()
-        future: asyncio.Future[TextReply] = asyncio.get_running_loop().create_future()
-        self._waiting[command.number] = future
+    async def _ask(self, build: Callable[[int], TextCommand]) -> TextReply:
         try:
-            stdin.write(frame(command))
-            await stdin.drain()
-            return await future
-        except ConnectionError as error:
-            raise _lost() from error
-        finally:
-            self._waiting.pop(command.number, None)
-
-    async def _read(self) -> None:
-        try:
-            while (reply := await _read_reply(self._process)) is not None:
-                if isinstance(reply, TokenizerReady):
-                    continue
-                future = self._waiting.get(reply.number)
-                if future is not None and not future.done():
-                    future.set_result(reply)
-        finally:
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(_lost())
+            return await self._link.ask(build)
+        except ProcessLostError as fault:
+            raise _lost() from fault
 
 
 class TokenizerPool:
@@ -227,6 +181,22 @@ class TokenizerPool:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
+    def fingerprint(self, files: ModelFiles) -> str:
+        """Return the name of a model's text files, empty until its tokenizer is loaded."""
+        task = self._starting.get(_key(files))
+        return "" if task is None or not _serves(task) else task.result().ready.text_fingerprint
+
+    def find_directory(self, fingerprint: str) -> Path | None:
+        """Return a directory that the text files of this name were read from, if there is one."""
+        return next(
+            (
+                Path(directory)
+                for (directory, _), task in self._starting.items()
+                if _serves(task) and task.result().ready.text_fingerprint == fingerprint
+            ),
+            None,
+        )
+
     async def close(self) -> None:
         """End every process."""
         self.retain(())
@@ -252,34 +222,15 @@ def _ended(task: asyncio.Task[TokenizerProcess]) -> bool:
     return task.cancelled() or task.exception() is not None or not task.result().alive
 
 
+def _serves(task: asyncio.Task[TokenizerProcess]) -> bool:
+    return task.done() and not _ended(task)
+
+
 async def _close_started(task: asyncio.Task[TokenizerProcess]) -> None:
     if not task.done():
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError, EngineError):
         await (await task).close()
-
-
-async def _read_reply(process: asyncio.subprocess.Process) -> TextReply | None:
-    if process.stdout is None:
-        return None
-    try:
-        header = await process.stdout.readexactly(HEADER_BYTES)
-        body = await process.stdout.readexactly(int.from_bytes(header, "big"))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    reply: TextReply = decode_text_reply(body)
-    return reply
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(_EXIT_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _token_decoder(decoder_json: str) -> Any:

@@ -26,6 +26,7 @@ BENCHES = {
     "warm_profile": "where the time to a warm first token goes, and its share of cold, on SmolLM2",
     "restore_stall": "how long a running stream waits while 0.7 GB are restored, on SmolLM2",
     "gateway_overhead": "what the gateway adds to a request, on a tiny model",
+    "placement": "the gateway against round robin and least connections, on four unequal nodes",
     "gateway_peers": "the gateway beside other routers that are installed, on fake nodes",
     "peers": "side by side with the other MLX servers that are installed, on SmolLM2",
 }

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.gateway.sse import EventReader, Usage
+from manifests.wire.continuation import MARKS
 
 GOOD = b'data: {"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'
 LAST = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
@@ -28,11 +29,13 @@ def test_any_split_of_the_bytes_passes_the_same_events(cuts: list[int]) -> None:
         assert batch.passed.endswith(b"\n") or not batch.passed
         passed += batch.passed
     assert passed == WHOLE
-    assert (reader.done, reader.errored, reader.usage) == (True, False, Usage(3, 4))
+    assert (reader.done, reader.error, reader.usage) == (True, None, Usage(3, 4))
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_no_bytes_make_the_reader_fail_or_pass_what_it_did_not_get(data: bytes, cut: int) -> None:
     reader = EventReader(1000)
     passed = b"".join(reader.feed(piece).passed for piece in (data[:cut], data[cut:]))
-    assert data.startswith(passed)
+    if not any(mark in data for mark in MARKS):
+        assert data.startswith(passed)
+    assert len(passed) <= len(data)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import Code, Refusal, RequestError
+from manifests.prompt.files import read_text_files, text_fingerprint
+from manifests.prompt.messages import EncodeChat, Encoded, EncodeTexts
+from manifests.prompt.worker import answer, describe, load_tokenizer
 from node_agent.sources.base import ModelFiles
 from node_agent.text.detokenizer import Detokenizer, make_detokenizer
-from node_agent.text.messages import EncodeChat, Encoded, EncodeTexts
-from node_agent.text.worker import answer, describe, load_tokenizer
 
 
 class LocalText:
@@ -67,3 +68,9 @@ class LocalTexts:
 
     def retain(self, wanted: Iterable[ModelFiles]) -> None:
         """Nothing is ever dropped."""
+
+    def fingerprint(self, files: ModelFiles) -> str:
+        return text_fingerprint(read_text_files(files.directory))
+
+    def find_directory(self, fingerprint: str) -> Path | None:
+        return None

@@ -134,6 +134,10 @@ class ScriptedAgent:
         self.muted = False
         self.garbled = False
         self.hung_up = False
+        self.tokenizers: dict[str, bytes] = {}
+        self.asked_tokenizers: list[str] = []
+        self.prefix_lines: list[bytes] = []
+        self._prefix_readers: list[asyncio.Queue[bytes]] = []
         self.script: list[Behaviour] = []
         self.default: Behaviour = serve_normally
         self.calls: list[Call] = []
@@ -199,6 +203,13 @@ class ScriptedAgent:
                 await self._stream_load(writer)
             finally:
                 self.hung_up = True
+        if path == "/fleet/v1/prefixes":
+            await self._stream_prefixes(writer)
+            return False
+        if path.startswith("/fleet/v1/tokenizers/"):
+            self.asked_tokenizers.append(path.rpartition("/")[2])
+            await Call(self, path, headers, body, reader, writer).answer(*self._tokenizer(path))
+            return True
         call = Call(self, path, headers, body, reader, writer)
         self.calls.append(call)
         self.called.set()
@@ -226,6 +237,36 @@ class ScriptedAgent:
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    async def _stream_prefixes(self, writer: asyncio.StreamWriter) -> None:
+        """Send the lines so far as they come, the first of them on every connection."""
+        writer.write(STREAM_HEAD)
+        told: asyncio.Queue[bytes] = asyncio.Queue()
+        for line in (b"{}", *self.prefix_lines):
+            told.put_nowait(line)
+        self._prefix_readers.append(told)
+        try:
+            while line := await told.get():
+                writer.write(b"%x\r\n%s\n\r\n" % (len(line) + 1, line))
+                await writer.drain()
+        finally:
+            self._prefix_readers.remove(told)
+
+    def tell_prefixes(self, **line: Any) -> None:
+        """Tell gateways of a change, now and at the begin of later connections."""
+        self.prefix_lines.append(json.dumps(line).encode())
+        for told in self._prefix_readers:
+            told.put_nowait(self.prefix_lines[-1])
+
+    def cut_prefixes(self) -> None:
+        """End the streams of prefixes; what was told before is forgotten."""
+        self.prefix_lines.clear()
+        for told in self._prefix_readers:
+            told.put_nowait(b"")
+
+    def _tokenizer(self, path: str) -> tuple[int, Any]:
+        found = self.tokenizers.get(path.rpartition("/")[2])
+        return (404, {}) if found is None else (200, found)
 
     def _report(self, sequence: int) -> dict[str, Any]:
         return {

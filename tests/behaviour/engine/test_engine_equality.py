@@ -1,6 +1,7 @@
 """A row gives the same tokens alone and in a batch, whatever shares the batch."""
 
 import pytest
+from msgspec import structs
 
 from node_agent.engine.messages import (
     Finished,
@@ -63,6 +64,28 @@ def test_rows_with_different_sampling_do_not_touch_each_other():
         together = engine.run(stranger, *(_mixed(i, "row") for i in range(16)))
         assert [token_ids(together[f"row-{i}"]) for i in range(16)] == alone
         assert set(alone[6]) == {30}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama4"])
+def test_a_row_goes_on_as_if_it_had_never_been_cut(name):
+    """What was said elsewhere is drawn already, and counts as output for the penalties."""
+    with bare_engine(tiny_model(name), chunk_tokens=32) as engine:
+        for index in range(8):
+            command = _mixed(index, "whole")
+            said = token_ids(engine.run(command)[command.request_id])
+            rests = [
+                structs.replace(
+                    command,
+                    request_id=f"rest-{index}-{cut}",
+                    prompt=[*command.prompt, *said[:cut]],
+                    max_tokens=len(said) - cut,
+                    said_tokens=cut,
+                )
+                for cut in (1, 7, 15)
+            ]
+            events = engine.run(*rests)
+            for rest in rests:
+                assert token_ids(events[rest.request_id]) == said[rest.said_tokens :]
 
 
 def test_seeds_repeat_and_differ_and_no_seed_varies():

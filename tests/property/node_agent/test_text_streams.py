@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifests.prompt.pieces import PieceKind, PiecePlan
 from node_agent.text.detokenizer import ByteDetokenizer
-from node_agent.text.pieces import PieceKind, PiecePlan
 from node_agent.text.stops import StopMatcher
 from tests.support.local_text import LocalText
 

@@ -6,6 +6,7 @@ import pytest
 
 from controller.gateway.attempts import (
     Broken,
+    Cut,
     Ending,
     Finished,
     History,
@@ -52,6 +53,8 @@ def history(**changes: Any) -> History:
         (Finished(), Verdict.ALIVE, "ok", Next.DONE),
         (Finished(errored=True), Verdict.FAULT, "broken", Next.DONE),
         (Broken(CUT.refusal), Verdict.FAULT, "broken", Next.DONE),
+        (Cut(CUT.refusal), Verdict.FAULT, "cut", Next.ELSEWHERE),
+        (Cut(CUT.refusal, fault=False), Verdict.ALIVE, "cut", Next.ELSEWHERE),
         (TOO_LONG, Verdict.ALIVE, "client_error", Next.GIVE_UP),
         (TOO_BIG_HERE, Verdict.ALIVE, "refused", Next.ELSEWHERE),
         (NEVER_HERE, Verdict.ALIVE, "refused", Next.ELSEWHERE),
@@ -79,6 +82,9 @@ def test_each_ending_has_its_meaning(
         (DIED, history(faults=SETTINGS.max_faults)),
         (NO_ROUTE, history(elapsed_seconds=SETTINGS.retry_deadline_seconds)),
         (STALE, history(elapsed_seconds=SETTINGS.retry_deadline_seconds)),
+        (Cut(CUT.refusal, fault=False), history(cuts=SETTINGS.max_moves + 1)),
+        (Cut(CUT.refusal), history(cuts=2, faults=SETTINGS.max_faults)),
+        (Cut(CUT.refusal), history(cuts=1, left_seconds=0.0)),
     ],
 )
 def test_attempts_are_bounded(ending: Ending, so_far: History) -> None:

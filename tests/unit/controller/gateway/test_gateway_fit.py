@@ -98,6 +98,16 @@ def test_a_node_that_can_free_what_is_missing_is_asked_before_anybody_waits() ->
     assert winner(cached, LARGE, demand=prompt(1000)) == "large"
 
 
+def test_a_small_node_full_of_hot_cache_still_takes_short_requests_before_a_large_one() -> None:
+    room = make_room(5, 1000, givable_bytes=900 * MIB, hot_bytes=600 * MIB)
+    small = node("small", 5, 1000, room=room)
+    assert winner(small, LARGE, demand=prompt(20)) == "small"
+    assert decided(small, LARGE, demand=prompt(20)).why is Why.MAKES_ROOM
+    # Beyond the caches an idle engine would have to leave: the large node first.
+    assert winner(small, LARGE, demand=prompt(700)) == "large"
+    assert winner(LARGE, demand=prompt(700)) == "large"
+
+
 def test_an_unloaded_engine_is_woken_when_it_alone_would_hold_the_prompt() -> None:
     room = make_room(500, 4000, absent_bytes=300 * MIB)
     asleep = node("large", 0, 0, room=room, accepting=False, wakes=True)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from controller.gateway.sse import EventReader, Usage, read_usage
+from controller.gateway.told import Told
 
 GOOD = b'data: {"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'
 COMMENT = b": keep-alive\n\n"
@@ -67,12 +68,35 @@ def test_an_event_without_an_end_is_a_fault_at_the_limit() -> None:
     assert fault
 
 
-def test_an_error_event_is_noticed_and_an_early_one_is_kept() -> None:
+def test_an_error_event_is_kept_and_ends_the_stream() -> None:
     body = json.dumps({"error": {"code": "engine_died"}}).encode()
-    _, early, _ = read(COMMENT + b"data: " + body + b"\n\n")
-    assert (early.errored, early.early_error) == (True, body)
-    _, late, _ = read(GOOD + b"data: " + body + b"\n\n")
-    assert (late.errored, late.early_error) == (True, None)
+    for before in (COMMENT, GOOD):
+        passed, reader, fault = read(before + b"data: " + body + b"\n\n" + GOOD, GOOD + DONE)
+        assert (passed, reader.error, reader.done, fault) == (before, body, False, "")
+
+
+def test_what_an_agent_tells_is_taken_off_and_counts_only_with_its_event() -> None:
+    told = Told()
+    reader = EventReader(1000, told)
+    first = b":@id 5 fp 1\n:+0 7,8\n" + GOOD
+    assert reader.feed(first + b":+0 9\n" + GOOD[:-1]).passed == GOOD
+    assert told.tokens == 2
+    assert reader.feed(GOOD[-1:] + COMMENT).passed == GOOD + COMMENT
+    assert told.tokens == 3
+    assert reader.feed(b": usage 7 4\n" + GOOD).passed == GOOD
+    assert reader.usage == Usage(7, 4)
+    reader.feed(b":+0 10\ndata: {half\n\n")
+    assert told.tokens == 3
+
+
+def test_a_stream_is_complete_with_its_usage_where_the_client_wants_it() -> None:
+    for wants, complete in ((False, True), (True, False)):
+        told = Told(include_usage=wants)
+        reader = EventReader(1000, told)
+        reader.feed(b":@id 5 fp 1\n:+0 7\n:.0\n" + GOOD)
+        assert told.complete is complete
+        reader.feed(LAST)
+        assert told.complete
 
 
 def test_a_whole_answer_tells_its_usage_or_that_it_is_malformed() -> None:

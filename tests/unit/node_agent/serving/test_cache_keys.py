@@ -1,9 +1,10 @@
 """Who shares cached prefixes with whom."""
 
+from manifests.prompt.body import TextPrompts
 from manifests.wire.gateway import ISOLATION_HEADER
 from manifests.wire.tenant import name_tenant
 from node_agent.serving.cache_keys import find_tenant, plan_extra_keys, wants_isolation
-from node_agent.serving.request import Endpoint, GenerationRequest, TextPrompts
+from node_agent.serving.request import Endpoint, GenerationRequest
 
 
 def test_the_gateways_word_counts_before_a_key() -> None:

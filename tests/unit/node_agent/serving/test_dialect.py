@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from manifests.errors import Code, Refusal, RequestError
+from manifests.prompt.body import ChatPrompt, TextPrompts
 from node_agent.serving.dialect import parse_chat, parse_completions
-from node_agent.serving.request import ChatPrompt, GenerationRequest, TextPrompts
+from node_agent.serving.request import GenerationRequest
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 

@@ -5,20 +5,21 @@ from hypothesis import strategies as st
 
 from manifests.errors import Code, Refusal
 from manifests.model import Context, Sampling
+from manifests.prompt.body import TextPrompts
+from manifests.prompt.messages import Defaults
+from manifests.prompt.pieces import PieceKind, PiecePlan
 from node_agent.engine.messages import TokenLogprobs
 from node_agent.serving.limits import (
     DEFAULT_MAX_TOKENS,
     context_limit_tokens,
     plan_output_tokens,
 )
-from node_agent.serving.request import Endpoint, GenerationRequest, SamplingRequest, TextPrompts
+from node_agent.serving.request import Endpoint, GenerationRequest, SamplingRequest
 from node_agent.serving.responses import Identity, StreamWriter, Usage, whole_body
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.serving.sampling import plan_sampling
 from node_agent.serving.sse import comment, event
 from node_agent.text.detokenizer import ByteDetokenizer
-from node_agent.text.messages import Defaults
-from node_agent.text.pieces import PieceKind, PiecePlan
 from node_agent.text.stops import StopMatcher
 
 PIECES = [b"alpha ", b"beta", b" gam", b"ma ", b"\xf0\x9f", b"\x98\x80"]

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from tokenizers import decoders
 
+from manifests.prompt.pieces import PieceKind, PiecePlan, byte_level_alphabet, plan_pieces
 from node_agent.text.detokenizer import ByteDetokenizer, WindowDetokenizer
-from node_agent.text.pieces import PieceKind, PiecePlan, byte_level_alphabet, plan_pieces
 from tests.support.local_text import LocalText, local_text
 from tests.support.tiny_tokenizers import FAMILIES
 

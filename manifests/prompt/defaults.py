@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from node_agent.text.messages import Defaults
+from manifests.prompt.messages import Defaults
 
 
 def read_defaults(directory: Path, tokenizer_eos: int | None) -> Defaults:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from manifests.errors import RequestError
-from node_agent.serving.conversation import parse_messages
+from manifests.prompt.conversation import parse_messages
 
 
 def call(number: int, arguments: Any = "{}", name: str = "look") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The messages between the agent and a tokenizer process, and their framing.
+"""The messages between an agent or a gateway and a tokenizer process, and their framing.
 
 A frame is a four-byte big-endian length and one msgpack map tagged by type. Each command has a
 number and gets exactly one reply with the same number.
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from node_agent.text.pieces import PiecePlan
+from manifests.prompt.pieces import PiecePlan
 
 HEADER_BYTES = 4
 
@@ -25,7 +25,11 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """First reply: the tokenizer is loaded. `decoder` is its JSON, for window plans."""
+    """First reply: the tokenizer is loaded. `decoder` is its JSON, for window plans.
+
+    `text_fingerprint` names the files it was loaded from; empty where they cannot be told of.
+    Without a table asked for, `pieces` is empty.
+    """
 
     plan: PiecePlan
     pieces: list[bytes]
@@ -34,6 +38,7 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     bos_token_id: int | None
     has_chat_template: bool
     defaults: Defaults
+    text_fingerprint: str = ""
 
 
 class EncodeTexts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
@@ -52,6 +57,25 @@ class EncodeChat(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
     variables: dict[str, Any] = {}
 
 
+class EncodeBody(msgspec.Struct, frozen=True, kw_only=True, tag="body"):
+    """Find the prompts in the JSON of an OpenAI body, and their ids.
+
+    `variables` is the JSON of the Model's own template variables.
+    """
+
+    number: int
+    chat: bool
+    body: bytes
+    variables: bytes = b"{}"
+
+
+class PackedPrompts(msgspec.Struct, frozen=True, kw_only=True, tag="packed"):
+    """The ids of each prompt of a body, four little-endian bytes each."""
+
+    number: int
+    prompts: list[bytes]
+
+
 class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
     """The ids of each text, or of the one chat."""
 
@@ -66,8 +90,8 @@ class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     message: str
 
 
-TextCommand = EncodeTexts | EncodeChat
-TextReply = TokenizerReady | Encoded | TextRefused
+TextCommand = EncodeTexts | EncodeChat | EncodeBody
+TextReply = TokenizerReady | Encoded | PackedPrompts | TextRefused
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_text_command = msgspec.msgpack.Decoder(TextCommand).decode

@@ -7,7 +7,7 @@ become mappings, and the answers of tools follow the order of their calls.
 import json
 from typing import Any
 
-from node_agent.serving.fields import refuse, unsupported
+from manifests.prompt.fields import refuse, unsupported
 
 _PLAIN_ROLES = {"system": "system", "developer": "system", "user": "user"}
 
