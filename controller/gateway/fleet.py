@@ -67,7 +67,7 @@ class Fleet:
 
     def view(self) -> FleetView:
         """Return the picture as it is now; the same value until something changes."""
-        if self._view is None or self._view.synced != self.synced:
+        if self._view is None or (not self._view.synced and self.synced):
             self._view = self._build()
         return self._view
 
