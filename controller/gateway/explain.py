@@ -31,7 +31,7 @@ _WORDS = {
 def describe_route(decision: Decision, waited_seconds: float = 0.0) -> str:
     """Return the decision as one short line of ASCII, for a response header."""
     parts = [_describe_winner(decision)] if decision.won is not None else [decision.why.value]
-    if waited_seconds >= 0.001:
+    if waited_seconds > 0:
         parts[0] += f", waited {waited_seconds:.1f}s"
     parts += [
         _describe_other(item) for item in decision.candidates if item.excluded is not Excluded.NOT
