@@ -8,9 +8,10 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import structlog
@@ -86,7 +87,7 @@ class ControllerApp:
         self._health = Health(self._checks)
         self._routes: list[BaseRoute] = []
         self._direct: dict[str, ASGIApp] = {}
-        self._heard: Callable[[], bool] = lambda: True
+        self._hear: Callable[[float], Coroutine[Any, Any, None]] = _hear_nobody
         self._background: list[Background] = []
         self._server: HttpServer | None = None
 
@@ -154,7 +155,7 @@ class ControllerApp:
         self._direct.update(gateway.direct)
         self._background.append(Background("gateway", gateway.run))
         self._checks["gateway"] = _synced(lambda: gateway.ready)
-        self._heard = lambda: gateway.heard
+        self._hear = gateway.hear
 
     async def _serve(self) -> None:
         """Run the server and the background tasks; the tasks outlive the last request."""
@@ -163,7 +164,11 @@ class ControllerApp:
         tasks = [asyncio.create_task(item.supervise()) for item in self._background]
         if self._settings.shared_port:
             # Until it knows the fleet, the other workers have the port's connections.
-            await _wait_until(self._heard, self._stopping, _HEAR_SECONDS)
+            hearing = asyncio.create_task(self._hear(_HEAR_SECONDS))
+            stopped = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({hearing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            hearing.cancel()
+            stopped.cancel()
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         stopping = asyncio.create_task(self._stopping.wait())
         _announce(self._settings, self._bound)
@@ -181,13 +186,8 @@ class ControllerApp:
             _LOG.info("stopped")
 
 
-async def _wait_until(holds: Callable[[], bool], stopping: asyncio.Event, seconds: float) -> None:
-    """Return once a condition holds, the stop begins, or the time is over."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    # It changes with every report of every node, so there is no one event to wait for.
-    while not (holds() or stopping.is_set()) and loop.time() < until:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+async def _hear_nobody(_seconds: float) -> None:
+    """Return at once: without the gateway role there is no fleet to know."""
 
 
 def _synced(read: Callable[[], bool]) -> Check:

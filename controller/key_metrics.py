@@ -4,8 +4,9 @@ Called by the gateway's door. A key that is no longer declared loses its series,
 `other` until its last request has ended.
 """
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
+from controller.bound_metrics import Counter
 from controller.metrics import OTHER
 
 

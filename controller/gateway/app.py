@@ -63,10 +63,9 @@ class Gateway:
         """Whether the gateway has seen what is declared."""
         return self._fleet.synced and self._keys.synced
 
-    @property
-    def heard(self) -> bool:
-        """Whether it also knows what every node has to say."""
-        return self.ready and not self._fleet.view().unheard
+    async def hear(self, seconds: float) -> None:
+        """Wait until it also knows what every node has to say, for so long at most."""
+        await self._fleet.wait_until(lambda view: self.ready and not view.unheard, seconds)
 
     async def run(self) -> None:
         """Follow the fleet and hold connections to agents until cancelled.

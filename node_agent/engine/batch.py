@@ -91,18 +91,14 @@ class BatchRunner:
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""
-        row = self._feeding[uid].cache
-        group = None if apart else _choose_group(self._groups, len(self._commands[uid].prompt))
+        row, group = self._feeding[uid].cache, self._group_for(uid, apart=apart)
         if group is None:
             return plan_join(None, row, 1)
         return plan_join(group.cache, row, len(group.uids) + 1)
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Feed a row's last token if it is not fed, and decode it from the next step on."""
-        command, group = (
-            self._commands[uid],
-            None if apart else _choose_group(self._groups, len(self._commands[uid].prompt)),
-        )
+        command, group = self._commands[uid], self._group_for(uid, apart=apart)
         prefill = self._feeding.pop(uid)
         last_tokens, logits = len(command.prompt) - prefill.fed_tokens, prefill.take_logits()
         cache = prefill.hand_over()
@@ -138,6 +134,12 @@ class BatchRunner:
         self._groups = [group for group in self._groups if group.uids]
         return self._read(responses)
 
+    def _group_for(self, uid: int, *, apart: bool) -> DecodeGroup | None:
+        """Return the batch that a row joins; None for one of its own."""
+        lengths = [group.lengths_tokens for group in self._groups]
+        index = None if apart else choose_group(lengths, len(self._commands[uid].prompt))
+        return None if index is None else self._groups[index]
+
     def _keep(self, group: DecodeGroup, responses: Sequence[Any]) -> None:
         """Store the prefixes of rows that ended or filled a block."""
         if not self._kept:
@@ -157,11 +159,6 @@ class BatchRunner:
             if step.finish is not None:
                 del self._commands[step.uid]
         return steps
-
-
-def _choose_group(groups: Sequence[DecodeGroup], prompt_tokens: int) -> DecodeGroup | None:
-    index = choose_group([group.lengths_tokens for group in groups], prompt_tokens)
-    return None if index is None else groups[index]
 
 
 def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tuple[TokenStep, ...]:

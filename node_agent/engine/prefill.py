@@ -179,7 +179,10 @@ class Lockstep:
 
 
 def lockstep_bytes(rows: Sequence[RowPrefill]) -> int | None:
-    """Return what putting rows together or apart takes meanwhile; None when they do not match."""
+    """Return what putting rows together or apart takes meanwhile; None when they do not match.
+
+    Mutates: ends the lockstep of rows that walked with others than these.
+    """
     if (lockstep := rows[0].lockstep) is not None and all(one.lockstep is lockstep for one in rows):
         return lockstep.widest_layer_bytes
     caches = [row.cache for row in rows]

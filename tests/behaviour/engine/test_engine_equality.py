@@ -147,6 +147,19 @@ def test_stop_tokens_end_a_row_uncounted_even_on_the_last_token_allowed():
         assert (tokens, end.reason) == (free, "length")
 
 
+@pytest.mark.parametrize("tokens", [5, 41])
+def test_a_prompt_that_ends_with_a_stop_token_is_answered(tokens):
+    """The last token of the longer one goes through the model as if it had been drawn."""
+    stop = 61
+    prompt = [*range(70, 70 + tokens - 1), stop]
+    with bare_engine(tiny_model("llama")) as engine:
+        free = token_ids(engine.run(greedy("free", prompt, 6))["free"])
+        assert stop not in free
+        beside = greedy("beside", list(range(20, 40)), 12)
+        said = engine.run(beside, greedy("ends", prompt, 6, stop_token_ids=[stop]))["ends"]
+        assert token_ids(said) == free
+
+
 @pytest.mark.parametrize("name", [one for one in NAMES if one != "llama4"])
 def test_prompts_that_walk_together_say_what_each_says_alone(name):
     """All kinds of caches; the prompts end apart, and windows turn on the way."""
