@@ -34,7 +34,7 @@ from controller.settings import DATABASE_NAME, Role, Settings, StoreSettings
 from controller.store.base import Store
 from controller.store.memory import MemoryStore
 from controller.store.sqlite import SqliteStore
-from manifests.model import Model
+from manifests.kinds.model import Model
 from manifests.wire.plan import PlanReport
 from manifests.wire.status import ApiError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from manifests.node import PressureLevel
+from manifests.kinds.node import PressureLevel
 from node_agent.host.base import Host
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.enforcer import Enforcer, EnforcerHooks, HotCache, NoHotCache

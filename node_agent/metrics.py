@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from manifests.errors import Refusal
-from manifests.node import GuardInForce, PressureLevel
+from manifests.kinds.node import GuardInForce, PressureLevel
 from node_agent.engine.messages import ChunkMeasured
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

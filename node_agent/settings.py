@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from manifests.cache_budget import CacheBudgetSpec, HotTier, SsdTier
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.meta import NAME_PATTERN
+from manifests.kinds.cache_budget import CacheBudgetSpec, HotTier, SsdTier
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.meta import NAME_PATTERN
 from manifests.units import Quantity, parse_duration, parse_quantity
 from node_agent.host.simulated import SimulatedMachine, read_quantity_file
 from node_agent.sync.identity import node_name_of

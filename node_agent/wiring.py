@@ -13,7 +13,7 @@ from importlib import metadata
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from manifests.node import NodeInfo, PressureLevel
+from manifests.kinds.node import NodeInfo, PressureLevel
 from node_agent.api.build import ApiParts, NodeApi, build_api
 from node_agent.cache_metrics import CacheCollector
 from node_agent.data_dir import DataDir

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manifests.meta import Condition, ConditionStatus
+from manifests.kinds.meta import Condition, ConditionStatus
 from manifests.times import parse_time
 from manifests.units import format_bytes, format_duration
 from manifests.wire.listwatch import RawObject

@@ -7,8 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from manifests.meta import API_VERSION, GROUP, VERSION
-from manifests.scheme import KINDS, Kind
+from manifests.kinds.meta import API_VERSION, GROUP, VERSION
+from manifests.kinds.scheme import KINDS, Kind
 
 # The Kubernetes release whose client habits this API follows; kubectl warns beyond one minor.
 _KUBERNETES = "1.35.2"

@@ -16,7 +16,7 @@ from controller.api.endpoints import Answer, Endpoint
 from controller.api.requests import parse_count, parse_flag
 from controller.api.streams import PieceStream
 from controller.runtime.objects import Objects
-from manifests.meta import API_VERSION
+from manifests.kinds.meta import API_VERSION
 from manifests.wire.error_body import parse_openai_error
 from manifests.wire.report import LOG_PATH
 from manifests.wire.status import ApiError

@@ -13,8 +13,8 @@ from controller.api.requests import read_object
 from controller.api.responses import answer
 from controller.registry import refusals
 from controller.registry.admission import FieldValidation, admit
-from manifests.model import Model
-from manifests.scheme import BY_NAME, parse_object
+from manifests.kinds.model import Model
+from manifests.kinds.scheme import BY_NAME, parse_object
 from manifests.wire.plan import PLAN_PATH, PlanReport
 from manifests.wire.status import ApiError
 

@@ -19,9 +19,9 @@ from controller.api.streams import PieceStream, watch_lines
 from controller.api.tables import IncludeObject, render_table
 from controller.registry.query import ListQuery, WatchQuery, parse_selector, parse_version
 from controller.registry.registry import Registry
-from manifests.field_errors import ErrorCode
-from manifests.meta import API_VERSION
-from manifests.scheme import Kind
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import Kind
+from manifests.reading.field_errors import ErrorCode
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError, Cause, StatusDetails
 

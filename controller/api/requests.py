@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from controller.registry.admission import FieldValidation
-from manifests.strict_json import parse_json_strict
+from manifests.reading.strict_json import parse_json_strict
 from manifests.wire.listwatch import RawObject
 from manifests.wire.status import ApiError
 

@@ -30,8 +30,8 @@ from controller.registry.registry import (
     find_kind,
     merging,
 )
-from manifests.meta import API_VERSION
-from manifests.scheme import Kind
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import Kind
 from manifests.wire.listwatch import RawObject
 from manifests.wire.status import ApiError
 

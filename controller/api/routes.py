@@ -26,7 +26,7 @@ from controller.api.reading import Reader
 from controller.api.resources import Resources
 from controller.api.responses import answer, on_api_error, on_fault, on_http_exception
 from controller.registry.registry import Registry
-from manifests.meta import API_VERSION, GROUP
+from manifests.kinds.meta import API_VERSION, GROUP
 from manifests.wire.status import ApiError
 
 

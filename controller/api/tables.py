@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from controller.api.columns import COLUMNS, Column
-from manifests.scheme import Kind
+from manifests.kinds.scheme import Kind
 from manifests.wire.listwatch import RawObject
 
 _META_VERSION = "meta.k8s.io/v1"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from controller.cli.exits import CliError, Exit
-from manifests.meta import GROUP, VERSION
+from manifests.kinds.meta import GROUP, VERSION
 from manifests.wire.status import ApiError
 
 DEFAULT_SERVER = "http://127.0.0.1:7070"

@@ -13,15 +13,15 @@ from controller.cli.context import client_of
 from controller.cli.exits import CliError, Exit
 from controller.cli.output import note, say
 from controller.cli.writing import FIELD_MANAGER
-from manifests.api_key import (
+from manifests.kinds.api_key import (
     HIGHEST_PRIORITY,
     KEY_START,
     LOWEST_PRIORITY,
     PREFIX_CHARS,
     hash_secret,
 )
-from manifests.meta import API_VERSION
-from manifests.validate import validate_object
+from manifests.kinds.meta import API_VERSION
+from manifests.reading.validate import validate_object
 
 _SECRET_BYTES = 32
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from controller.cli.exits import CliError
 from controller.cli.targets import reference
-from manifests.dump import dump_yaml
-from manifests.scheme import Kind
+from manifests.kinds.scheme import Kind
+from manifests.reading.dump import dump_yaml
 
 
 class OutputFormat(StrEnum):

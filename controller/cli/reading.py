@@ -13,8 +13,8 @@ from controller.cli.output import OutputFormat, note, say, show_objects, table_l
 from controller.cli.plan_view import plan_lines
 from controller.cli.targets import Target, parse_targets
 from controller.cli.version import client_version
-from manifests.load import load_paths
-from manifests.scheme import BY_NAME, dump_object
+from manifests.kinds.scheme import BY_NAME, dump_object
+from manifests.reading.load import load_paths
 from manifests.wire.plan import PLAN_PATH, PlanReport
 
 Output = Annotated[OutputFormat, typer.Option("-o", "--output", help="how to print")]

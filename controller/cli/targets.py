@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 
 from controller.cli.exits import CliError, Exit
-from manifests.scheme import BY_PLURAL, KINDS, Kind, resolve_kind
+from manifests.kinds.scheme import BY_PLURAL, KINDS, Kind, resolve_kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from controller.cli.exits import CliError, Exit
 from controller.cli.output import note, say
 from controller.cli.targets import Target, parse_targets, reference
 from controller.cli.waiting import Goal, parse_goal, wait_for
-from manifests.load import LoadResult, load_paths
-from manifests.merge import LAST_APPLIED, plan_three_way_patch
-from manifests.scheme import BY_NAME, Kind
+from manifests.kinds.scheme import BY_NAME, Kind
+from manifests.reading.load import LoadResult, load_paths
+from manifests.reading.merge import LAST_APPLIED, plan_three_way_patch
 from manifests.units import parse_duration
 from manifests.wire.status import ApiError
 

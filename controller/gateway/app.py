@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from controller.gateway.door import Door
+from controller.gateway.counting.prompts import Prompts
 from controller.gateway.explain_route import Explain
-from controller.gateway.fleet import Fleet
 from controller.gateway.handlers import Completions, HandlerParts, ModelList, UnknownPath
-from controller.gateway.prompts import Prompts
+from controller.gateway.keys.door import Door
+from controller.gateway.keys.quotas import Quotas
+from controller.gateway.keys.usage_writer import UsageWriter
+from controller.gateway.nodes.fleet import Fleet
 from controller.gateway.proxy import Proxy, ProxyParts
-from controller.gateway.quotas import Quotas
+from controller.gateway.sending.upstream import Upstream
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.upstream import Upstream
-from controller.gateway.usage_writer import UsageWriter
 from controller.key_metrics import KeyMetrics
 from controller.metrics import EndpointCollector, GatewayMetrics, PromptMetrics
 from controller.runtime.objects import Objects

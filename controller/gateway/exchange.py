@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.gateway.access import NOBODY, Caller
-from controller.gateway.asgi import Downstream, Inbound
-from controller.gateway.attempts import History
-from controller.gateway.demand import Demand
-from controller.gateway.endpoints import EndpointKey
-from controller.gateway.peek import MAX_ROWS, Peeked
-from controller.gateway.prompt_facts import PromptFacts
-from controller.gateway.refusals import No
+from controller.gateway.choice.demand import Demand
+from controller.gateway.choice.prompt_facts import PromptFacts
+from controller.gateway.http.asgi import Downstream, Inbound
+from controller.gateway.http.peek import MAX_ROWS, Peeked
+from controller.gateway.http.told import Told
+from controller.gateway.keys.access import NOBODY, Caller
+from controller.gateway.nodes.endpoints import EndpointKey
+from controller.gateway.sending.attempts import History
+from controller.gateway.sending.refusals import No
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.told import Told
 from manifests.wire.tenant import TENANT_HEADER
 
 

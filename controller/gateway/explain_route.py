@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
-from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
-from controller.gateway.choosing import refuse_never
+from controller.gateway.choice.choosing import refuse_never
+from controller.gateway.choice.explain import describe_shortage, explain
+from controller.gateway.choice.selection import Decision, Outcome
 from controller.gateway.exchange import Exchange
-from controller.gateway.explain import describe_shortage, explain
 from controller.gateway.handlers import Completions
+from controller.gateway.http.asgi import ClientLeftError, Downstream, Inbound
 from controller.gateway.proxy import Proxy
-from controller.gateway.selection import Decision, Outcome
 
 
 class Explain:

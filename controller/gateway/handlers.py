@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from controller.gateway.access import Caller, plan_tenancy, refuse_model
-from controller.gateway.asgi import ClientLeftError, Downstream, Inbound
-from controller.gateway.attempts import Broken, Finished
-from controller.gateway.catalog import list_models, names_of, resolve
-from controller.gateway.door import Door, Visit
+from controller.gateway.counting.prompts import Prompts
 from controller.gateway.exchange import Exchange, demand_of
-from controller.gateway.fleet import Fleet
-from controller.gateway.peek import Peeked, peek, shown_name
-from controller.gateway.prompts import Prompts
+from controller.gateway.http.asgi import ClientLeftError, Downstream, Inbound
+from controller.gateway.http.peek import Peeked, peek, shown_name
+from controller.gateway.http.sse import Usage
+from controller.gateway.keys.access import Caller, plan_tenancy, refuse_model
+from controller.gateway.keys.door import Door, Visit
+from controller.gateway.nodes.catalog import list_models, names_of, resolve
+from controller.gateway.nodes.fleet import Fleet
+from controller.gateway.nodes.routing import Asking
 from controller.gateway.proxy import Proxy
-from controller.gateway.routing import Asking
+from controller.gateway.sending.attempts import Broken, Finished
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.sse import Usage
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.gateway.exchange import Course, Exchange
+from controller.gateway.sending.upstream import Call
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.upstream import Call
 from manifests.wire.continuation import CONTINUE_PATH, CONTINUE_TYPE, TELL, TELL_HEADER, pack
 
 

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from controller.gateway.attempts import (
+from controller.gateway.choice.explain import describe_route
+from controller.gateway.choice.queueing import Seat
+from controller.gateway.choice.selection import Decision
+from controller.gateway.exchange import Course, Exchange
+from controller.gateway.http.told import Told
+from controller.gateway.moving import ask_for_rest, ask_to_tell, continued, plan_leave
+from controller.gateway.nodes.breaker import Verdict
+from controller.gateway.nodes.catalog import explain_no_engine
+from controller.gateway.nodes.endpoints import EndpointView
+from controller.gateway.nodes.fleet import Fleet
+from controller.gateway.seating import Seating
+from controller.gateway.sending.attempts import (
     Broken,
     Cut,
     Ending,
@@ -25,22 +36,11 @@ from controller.gateway.attempts import (
     lost,
     plan_next,
 )
-from controller.gateway.breaker import Verdict
-from controller.gateway.catalog import explain_no_engine
-from controller.gateway.endpoints import EndpointView
-from controller.gateway.exchange import Course, Exchange
-from controller.gateway.explain import describe_route
-from controller.gateway.fleet import Fleet
-from controller.gateway.headers import plan_upstream_headers
-from controller.gateway.moving import ask_for_rest, ask_to_tell, continued, plan_leave
-from controller.gateway.queueing import Seat
-from controller.gateway.refusals import No, choose_answer, is_memory_refusal
-from controller.gateway.relay import relay
-from controller.gateway.seating import Seating
-from controller.gateway.selection import Decision
+from controller.gateway.sending.headers import plan_upstream_headers
+from controller.gateway.sending.refusals import No, choose_answer, is_memory_refusal
+from controller.gateway.sending.relay import relay
+from controller.gateway.sending.upstream import Call, Upstream, UpstreamError
 from controller.gateway.settings import GatewaySettings
-from controller.gateway.told import Told
-from controller.gateway.upstream import Call, Upstream, UpstreamError
 from controller.metrics import GatewayMetrics
 from manifests.errors import Code, Refusal, Retryable
 from manifests.wire.elapsed import ELAPSED_HEADER, format_elapsed

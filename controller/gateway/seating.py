@@ -7,13 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from controller.gateway.breaker import Breakers
-from controller.gateway.catalog import FleetView, explain_no_engine, is_catching_up
-from controller.gateway.choosing import Chooser, Question, refuse_never
-from controller.gateway.exchange import Course, Exchange, demand_of
-from controller.gateway.explain import describe_route, describe_shortage
-from controller.gateway.fleet import Fleet
-from controller.gateway.queueing import (
+from controller.gateway.choice.choosing import Chooser, Question, refuse_never
+from controller.gateway.choice.explain import describe_route, describe_shortage
+from controller.gateway.choice.queueing import (
     Ended,
     LineFullError,
     Seat,
@@ -21,8 +17,12 @@ from controller.gateway.queueing import (
     WaitingQueue,
     WaitOverError,
 )
-from controller.gateway.refusals import refuse_full, refuse_waited
-from controller.gateway.selection import Decision, Outcome, Why
+from controller.gateway.choice.selection import Decision, Outcome, Why
+from controller.gateway.exchange import Course, Exchange, demand_of
+from controller.gateway.nodes.breaker import Breakers
+from controller.gateway.nodes.catalog import FleetView, explain_no_engine, is_catching_up
+from controller.gateway.nodes.fleet import Fleet
+from controller.gateway.sending.refusals import refuse_full, refuse_waited
 from controller.gateway.settings import GatewaySettings
 from controller.metrics import StageMetrics
 from manifests.errors import Refusal

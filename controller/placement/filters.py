@@ -14,8 +14,8 @@ from controller.placement.fleet import (
     available_bytes,
     estimate_need,
 )
-from manifests.engine import NODE_LABEL
-from manifests.node import Taint
+from manifests.kinds.engine import NODE_LABEL
+from manifests.kinds.node import Taint
 from manifests.units import format_bytes
 from manifests.wire.plan import Candidate
 

@@ -7,9 +7,9 @@ Owns these frozen values and the byte arithmetic over them. No I/O; built by
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from manifests.estimate import estimate_engine
-from manifests.model import Context, Prefill
-from manifests.node import Ceilings, Taint
+from manifests.kinds.model import Context, Prefill
+from manifests.kinds.node import Ceilings, Taint
+from manifests.sizing.estimate import estimate_engine
 from manifests.wire.report import Inspection
 
 DEFAULT_CHUNK_TOKENS = 512

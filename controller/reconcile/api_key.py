@@ -11,7 +11,7 @@ from controller.reconcile.api_key_plan import plan_key
 from controller.reconcile.conditions import write_conditions
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.api_key import ApiKey
+from manifests.kinds.api_key import ApiKey
 from manifests.wire.informer import Informer
 
 _LONGEST_WAIT_SECONDS = 24 * 3600.0

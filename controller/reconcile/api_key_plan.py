@@ -6,9 +6,9 @@ Pure. Called by `reconcile.api_key`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from manifests.api_key import ApiKey
-from manifests.key_usage import current_span, period_bounds, used_in
-from manifests.meta import Condition, ConditionStatus, set_condition
+from manifests.kinds.api_key import ApiKey
+from manifests.kinds.key_usage import current_span, period_bounds, used_in
+from manifests.kinds.meta import Condition, ConditionStatus, set_condition
 from manifests.times import format_time, parse_time
 
 USABLE = "Usable"

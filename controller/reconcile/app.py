@@ -26,8 +26,8 @@ from controller.reconcile.settings import ReconcileSettings
 from controller.runtime.events import EventRecorder
 from controller.runtime.loop import Controller
 from controller.runtime.objects import Objects
-from manifests.model import Model
-from manifests.scheme import KINDS
+from manifests.kinds.model import Model
+from manifests.kinds.scheme import KINDS
 from manifests.units import MIB
 from manifests.wire.informer import Informer
 from manifests.wire.plan import PlanReport

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from controller.runtime.objects import Objects
-from manifests.meta import Condition, FleetObject
+from manifests.kinds.meta import Condition, FleetObject
 from manifests.wire.status import ApiError
 
 

@@ -17,9 +17,9 @@ from controller.reconcile.following_plan import (
 from controller.reconcile.observe import FleetObserver
 from controller.runtime.loop import Controller, Result
 from controller.runtime.objects import Objects
-from manifests.cache_budget import CacheBudget
-from manifests.engine import Engine
-from manifests.node import Node
+from manifests.kinds.cache_budget import CacheBudget
+from manifests.kinds.engine import Engine
+from manifests.kinds.node import Node
 from manifests.times import format_time
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from manifests.cache_budget import CacheBudget
-from manifests.engine import Engine
-from manifests.guard import MemoryGuard
-from manifests.meta import Condition, ConditionStatus, set_condition
-from manifests.node import CacheInForce, GuardInForce, Node
+from manifests.kinds.cache_budget import CacheBudget
+from manifests.kinds.engine import Engine
+from manifests.kinds.guard import MemoryGuard
+from manifests.kinds.meta import Condition, ConditionStatus, set_condition
+from manifests.kinds.node import CacheInForce, GuardInForce, Node
 
 IN_FORCE = "InForce"
 _MOST_NAMES = 3

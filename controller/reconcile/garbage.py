@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from controller.reconcile.garbage_plan import is_garbage, owner_plural
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.meta import OwnerReference
+from manifests.kinds.meta import OwnerReference
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 

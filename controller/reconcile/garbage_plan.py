@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from manifests.meta import API_VERSION, FleetObject, OwnerReference
-from manifests.scheme import BY_NAME
+from manifests.kinds.meta import API_VERSION, FleetObject, OwnerReference
+from manifests.kinds.scheme import BY_NAME
 
 
 def owner_plural(owner: OwnerReference) -> str | None:

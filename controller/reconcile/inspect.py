@@ -13,7 +13,7 @@ import aiohttp
 
 from controller.placement.filters import Reason
 from controller.placement.fleet import NodeView, SourceFault, SourceKey
-from manifests.model import Source
+from manifests.kinds.model import Source
 from manifests.wire.error_body import parse_openai_error
 from manifests.wire.report import INSPECT_PATH, Inspection
 

@@ -26,9 +26,9 @@ from controller.reconcile.revision import build_engine, engine_revision
 from controller.runtime.events import EventRecorder
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.engine import Engine
-from manifests.model import Model, ModelStatus
-from manifests.scheme import dump_object, parse_object
+from manifests.kinds.engine import Engine
+from manifests.kinds.model import Model, ModelStatus
+from manifests.kinds.scheme import dump_object, parse_object
 from manifests.times import format_time
 from manifests.units import format_bytes
 from manifests.wire.status import ApiError

@@ -16,7 +16,7 @@ from controller.placement.filters import can_stay, evicts
 from controller.placement.fleet import FleetView, PlacementRequest
 from controller.placement.place import Placement, Unplaceable, bind, place
 from controller.reconcile.revision import engine_names
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from controller.placement.fleet import FleetView
 from controller.reconcile.model_plan import EngineGroups, EnginePlan, EngineView, Wanted
-from manifests.engine import MODEL_LABEL, Engine, EnginePhase
-from manifests.estimate import estimate_bytes_per_token
-from manifests.meta import Condition, ConditionStatus, find_condition, set_condition
-from manifests.model import Model, ModelStatus
+from manifests.kinds.engine import MODEL_LABEL, Engine, EnginePhase
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition, set_condition
+from manifests.kinds.model import Model, ModelStatus
+from manifests.sizing.estimate import estimate_bytes_per_token
 from manifests.times import parse_time
 from manifests.wire.report import Inspection
 

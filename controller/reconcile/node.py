@@ -22,7 +22,7 @@ from controller.reconcile.observe import FleetObserver
 from controller.runtime.events import EventRecorder
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.node import Node
+from manifests.kinds.node import Node
 from manifests.times import format_time
 from manifests.wire.status import ApiError
 

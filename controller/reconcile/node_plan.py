@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from controller.reconcile.leases import NodeHealth
 from controller.reconcile.observe import LEASE_EXPIRED
-from manifests.engine import ENGINE_FINALIZER, Engine
-from manifests.meta import Condition, ConditionStatus, find_condition, set_condition
-from manifests.node import Node
+from manifests.kinds.engine import ENGINE_FINALIZER, Engine
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition, set_condition
+from manifests.kinds.node import Node
 from manifests.units import format_duration
 
 

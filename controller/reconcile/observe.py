@@ -18,10 +18,10 @@ from controller.placement.fleet import (
 from controller.reconcile.inspect import SourceInspector
 from controller.reconcile.leases import Lease, NodeHealth
 from controller.reconcile.model_plan import EngineView
-from manifests.engine import ENGINE_FINALIZER, Engine
-from manifests.meta import Condition, ConditionStatus, find_condition
-from manifests.model import Model, Source
-from manifests.node import Node
+from manifests.kinds.engine import ENGINE_FINALIZER, Engine
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition
+from manifests.kinds.model import Model, Source
+from manifests.kinds.node import Node
 from manifests.wire.informer import Informer
 from manifests.wire.report import Inspection
 

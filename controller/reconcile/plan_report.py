@@ -10,9 +10,9 @@ from controller.placement.filters import check_node
 from controller.placement.fleet import FleetView, PlacedEngine, context_tokens
 from controller.placement.place import Unplaceable, bind, place
 from controller.reconcile.observe import placement_request
-from manifests.engine import Engine
-from manifests.estimate import estimate_bytes_per_token
-from manifests.model import Model
+from manifests.kinds.engine import Engine
+from manifests.kinds.model import Model
+from manifests.sizing.estimate import estimate_bytes_per_token
 from manifests.wire.plan import Candidate, ModelPlan, PlanReport
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from manifests.engine import (
+from manifests.kinds.engine import (
     ENGINE_FINALIZER,
     MODEL_LABEL,
     NODE_LABEL,
@@ -15,8 +15,8 @@ from manifests.engine import (
     Engine,
     EngineSpec,
 )
-from manifests.meta import API_VERSION
-from manifests.model import Model, ModelSpec
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.model import Model, ModelSpec
 
 _COPIED = tuple(sorted(EngineSpec.model_fields.keys() & ModelSpec.model_fields.keys()))
 _NAME_ROOM = 230

@@ -10,9 +10,9 @@ from controller.reconcile.conditions import write_conditions
 from controller.reconcile.route_plan import plan_route
 from controller.runtime.loop import Result
 from controller.runtime.objects import Objects
-from manifests.model import Model
-from manifests.route import Route
-from manifests.route_names import plan_route_names
+from manifests.kinds.model import Model
+from manifests.kinds.route import Route
+from manifests.kinds.route_names import plan_route_names
 from manifests.times import format_time
 from manifests.wire.informer import Informer
 

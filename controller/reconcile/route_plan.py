@@ -5,9 +5,9 @@ Pure. The conditions are those of the Gateway API. Called by `reconcile.route`.
 
 from collections.abc import Collection, Mapping
 
-from manifests.meta import Condition, ConditionStatus, set_condition
-from manifests.model import Model
-from manifests.route import Route
+from manifests.kinds.meta import Condition, ConditionStatus, set_condition
+from manifests.kinds.model import Model
+from manifests.kinds.route import Route
 
 ACCEPTED, RESOLVED_REFS = "Accepted", "ResolvedRefs"
 _MOST_NAMES = 3

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from controller.registry import refusals
-from manifests.field_errors import ErrorCode, FieldError
-from manifests.meta import API_VERSION
-from manifests.scheme import Kind, dump_object, parse_object
-from manifests.validate import validate_object
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import Kind, dump_object, parse_object
+from manifests.reading.field_errors import ErrorCode, FieldError
+from manifests.reading.validate import validate_object
 from manifests.wire.listwatch import RawObject
 
 

@@ -29,8 +29,8 @@ from controller.store.base import (
     Record,
     Store,
 )
-from manifests.meta import API_VERSION
-from manifests.scheme import Kind
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import Kind
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from manifests.field_errors import FieldError
-from manifests.meta import GROUP, VERSION
-from manifests.scheme import Kind
+from manifests.kinds.meta import GROUP, VERSION
+from manifests.kinds.scheme import Kind
+from manifests.reading.field_errors import FieldError
 from manifests.wire.status import ApiError, Cause, StatusDetails
 
 

@@ -29,9 +29,9 @@ from controller.store.base import (
     Store,
     StoreError,
 )
-from manifests.merge import apply_merge_patch
-from manifests.meta import API_VERSION
-from manifests.scheme import BY_PLURAL, Kind
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import BY_PLURAL, Kind
+from manifests.reading.merge import apply_merge_patch
 from manifests.times import format_time
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent
 from manifests.wire.status import ApiError

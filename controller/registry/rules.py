@@ -10,8 +10,8 @@ from typing import Any
 from controller.registry import refusals
 from controller.registry.admission import Admitted, FieldValidation, admit, check_same, check_type
 from controller.registry.admission import means_the_same as same_meaning
-from manifests.meta import API_VERSION
-from manifests.scheme import Kind
+from manifests.kinds.meta import API_VERSION
+from manifests.kinds.scheme import Kind
 from manifests.wire.listwatch import RawObject
 
 STATUS = "status"

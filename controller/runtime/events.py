@@ -11,9 +11,9 @@ from collections.abc import Callable
 import structlog
 
 from controller.runtime.objects import Objects
-from manifests.event import Event, EventSource, ObjectReference
-from manifests.meta import API_VERSION, FleetObject
-from manifests.scheme import dump_object
+from manifests.kinds.event import Event, EventSource, ObjectReference
+from manifests.kinds.meta import API_VERSION, FleetObject
+from manifests.kinds.scheme import dump_object
 from manifests.times import format_time
 from manifests.wire.status import ApiError
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from manifests.meta import GROUP, VERSION
+from manifests.kinds.meta import GROUP, VERSION
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from pydantic import Field, ValidationError
 
-from manifests.meta import Reported
+from manifests.kinds.meta import Reported
 
 TELL_HEADER = "x-mlxfleet-tokens"
 TELL = "1"

@@ -3,7 +3,7 @@
 The body is an OpenAI request; nothing is forwarded. `mlxctl route explain` shows the answer.
 """
 
-from manifests.meta import Reported
+from manifests.kinds.meta import Reported
 
 EXPLAIN_PATH = "/fleet/v1/explain"
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from manifests.meta import FleetObject
-from manifests.scheme import parse_object
+from manifests.kinds.meta import FleetObject
+from manifests.kinds.scheme import parse_object
 from manifests.wire.listwatch import ObjectSource, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError
 

@@ -5,8 +5,8 @@ The request's body is `{"items": [Model, ...]}`; nothing is stored.
 
 from pydantic import Field
 
-from manifests.meta import Reported
-from manifests.node import CeilingName
+from manifests.kinds.meta import Reported
+from manifests.kinds.node import CeilingName
 
 PLAN_PATH = "/fleet/v1/plan"
 

@@ -10,7 +10,7 @@ Names are `manifests.wire.prefix_chain` digests of full blocks from which a prom
 
 from pydantic import Field
 
-from manifests.meta import Reported
+from manifests.kinds.meta import Reported
 
 PREFIXES_PATH = "/fleet/v1/prefixes"
 ALIVE_SECONDS = 10.0

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from manifests.engine import EnginePhase
-from manifests.estimate import ModelShape
-from manifests.meta import Reported
-from manifests.node import Ceilings, PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.meta import Reported
+from manifests.kinds.node import Ceilings, PressureLevel
+from manifests.sizing.estimate import ModelShape
 from manifests.wire.room import EngineRoom
 
 LOAD_PATH = "/fleet/v1/load"

@@ -1,7 +1,7 @@
 """What a node judges an engine's requests by, as its load report says it.
 
-A gateway that asks `manifests.preflight` with these figures gets the node's own verdict of that
-moment. Built by the agent's sync, read by the gateway. Units: bytes, tokens.
+A gateway that asks `manifests.sizing.preflight` with these figures gets the node's own verdict of
+that moment. Built by the agent's sync, read by the gateway. Units: bytes, tokens.
 """
 
 from dataclasses import replace
@@ -9,11 +9,11 @@ from functools import cached_property
 
 from pydantic import Field
 
-from manifests.advice import Knobs
-from manifests.guard import Tier
-from manifests.meta import Reported
-from manifests.node import Ceilings
-from manifests.preflight import Standing
+from manifests.kinds.guard import Tier
+from manifests.kinds.meta import Reported
+from manifests.kinds.node import Ceilings
+from manifests.sizing.advice import Knobs
+from manifests.sizing.preflight import Standing
 
 
 class EngineRoom(Reported):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manifests.meta import GROUP
+from manifests.kinds.meta import GROUP
 
 REASONS: dict[int, str] = {
     400: "BadRequest",

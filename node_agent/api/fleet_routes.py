@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from manifests.errors import Code, Refusal, RequestError, Retryable
-from manifests.model import Source
-from manifests.shape import ModelShape
+from manifests.kinds.model import Source
+from manifests.sizing.shape import ModelShape
 from manifests.wire.report import (
     INSPECT_PATH,
     LOAD_PATH,

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from node_agent.api.traffic import Traffic
 from node_agent.pool.base import EngineView, Pool
 

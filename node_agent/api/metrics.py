@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from node_agent.api.traffic import Outcome
 from node_agent.pool.base import Pool
 

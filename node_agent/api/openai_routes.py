@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, FleetError, Refusal, RequestError
+from manifests.kinds.engine import EnginePhase
 from manifests.wire.continuation import (
     CONTINUE_PATH,
     HEAD_BYTES_MAX,

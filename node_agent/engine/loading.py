@@ -18,16 +18,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from manifests.estimate import ModelShape
-from node_agent.engine.batch import BatchRunner
-from node_agent.engine.forecast import Forecast
-from node_agent.engine.kv_codec import KvCodec, RestoreError, describe_layers
+from manifests.sizing.estimate import ModelShape
+from node_agent.engine.batching.batch import BatchRunner
+from node_agent.engine.batching.serial import SerialRunner
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
-from node_agent.engine.prefix_cache import PrefixCache, prove_codec
-from node_agent.engine.prefix_store import PrefixStore
+from node_agent.engine.prefix.kv_codec import KvCodec, RestoreError, describe_layers
+from node_agent.engine.prefix.prefix_cache import PrefixCache, prove_codec
+from node_agent.engine.prefix.prefix_store import PrefixStore
 from node_agent.engine.rows import Memory, RowRunner
-from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.serial import SerialRunner
+from node_agent.engine.scheduling.forecast import Forecast
+from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.kvcache.layer_kinds import cache_fingerprint
 
 # Measured on 2 x86 cores with SmolLM2-135M fp32, OpenBLAS, idle: a prompt of 2,800 tokens is fed

@@ -68,7 +68,7 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True, tag="cache_limits")
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """First command: load the weights and warm up. `chunk_tokens` 0 lets the engine choose.
 
-    `shape` is the JSON of a manifests.estimate.ModelShape, for the forward gate's predictions;
+    `shape` is the JSON of a `sizing.shape.ModelShape`, for the forward gate's predictions;
     empty switches the predictions off. `wired_limit_bytes` 0 keeps nothing wired.
     `model_fingerprint` names the content of weights and config; empty means no prefix cache.
     """

@@ -37,9 +37,9 @@ from node_agent.engine.messages import (
     Shutdown,
 )
 from node_agent.engine.meter import MemoryMeter
-from node_agent.engine.prefix_report import PrefixReporter, not_cacheable
-from node_agent.engine.prefix_store import PrefixStore
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.prefix.prefix_report import PrefixReporter, not_cacheable
+from node_agent.engine.prefix.prefix_store import PrefixStore
+from node_agent.engine.scheduling.scheduler import Scheduler
 
 IDLE_TURN_SECONDS = 0.5
 

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 
-from manifests.safetensors_header import LENGTH_BYTES
+from manifests.sizing.safetensors_header import LENGTH_BYTES
 from node_agent.kvcache.block import BlockHeader
 from node_agent.kvcache.block_format import BlockDamagedError, decode_header, header_bytes
 

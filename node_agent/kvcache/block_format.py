@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manifests.safetensors_header import DTYPE_BITS, LENGTH_BYTES, WeightsError, parse_header
+from manifests.sizing.safetensors_header import DTYPE_BITS, LENGTH_BYTES, WeightsError, parse_header
 from manifests.wire.prefix_chain import CUT_BYTES, CUT_TOKENS, DIGEST_BYTES, PrefixChain
 from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, TensorBytes
 from node_agent.kvcache.layer_kinds import LayerKind

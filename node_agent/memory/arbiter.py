@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from manifests.advice import estimate_need, plan_fit
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import PrefillCase
-from manifests.guard import MemoryGuardSpec
-from manifests.preflight import FitWithin, clip_need, judge_load, judge_prefill
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.sizing.advice import estimate_need, plan_fit
+from manifests.sizing.estimate import PrefillCase
+from manifests.sizing.preflight import FitWithin, clip_need, judge_load, judge_prefill
 from node_agent.host.base import HostMemory
 from node_agent.memory.base import AdmissionRequest, Reservation
 from node_agent.memory.books import MemoryBooks

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from manifests.errors import Refusal
-from manifests.estimate import ModelShape
+from manifests.sizing.estimate import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

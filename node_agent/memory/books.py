@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from manifests.guard import MemoryGuardSpec
-from manifests.node import Ceilings, PressureLevel
-from manifests.preflight import Standing
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.kinds.node import Ceilings, PressureLevel
+from manifests.sizing.preflight import Standing
 from node_agent.host.base import HostMemory
 from node_agent.memory.budget import EngineStanding
 from node_agent.memory.knobs import plan_knobs

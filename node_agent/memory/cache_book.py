@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from manifests.cache_budget import CacheBudgetSpec
+from manifests.kinds.cache_budget import CacheBudgetSpec
 from node_agent.engine.messages import CacheLimits
 from node_agent.memory.cache_budgets import (
     CachePlaces,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from manifests.cache_budget import CacheBudget, CacheBudgetSpec
+from manifests.kinds.cache_budget import CacheBudget, CacheBudgetSpec
 from node_agent.engine.messages import CacheLimits, CacheSettings
 from node_agent.memory.selecting import select_by_labels
 from node_agent.pool.cache_side import CacheTerms

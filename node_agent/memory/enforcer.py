@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Retryable
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import PressureLevel
 from node_agent.engine.messages import Abort, Command, Reclaim
 from node_agent.memory.enforcer_plan import (
     AbortRow,

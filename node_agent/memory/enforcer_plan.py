@@ -21,7 +21,7 @@ nothing that is latched lasts. Units: bytes; seconds of the agent's monotonic cl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from manifests.node import PressureLevel
+from manifests.kinds.node import PressureLevel
 from manifests.units import format_bytes
 from node_agent.memory.limits import Watermarks, classify_pressure
 

@@ -6,7 +6,7 @@ Pure; called by the sync when guards or the node's labels change.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from manifests.guard import MemoryGuard, MemoryGuardSpec
+from manifests.kinds.guard import MemoryGuard, MemoryGuardSpec
 from node_agent.memory.selecting import select_by_labels
 
 

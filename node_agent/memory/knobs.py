@@ -1,14 +1,14 @@
 """Which knobs of this machine could be turned, and the ceilings each would give.
 
 Pure: computes ceilings under other guards and without other apps. The words are
-`manifests.advice`. Called by the books. Units: bytes.
+`manifests.sizing.advice`. Called by the books. Units: bytes.
 """
 
 from dataclasses import replace
 
-from manifests.advice import Knobs
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.node import Ceilings
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.node import Ceilings
+from manifests.sizing.advice import Knobs
 from node_agent.memory.limits import compute_ceilings
 from node_agent.memory.reading import MemoryReading
 

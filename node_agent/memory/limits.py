@@ -5,8 +5,8 @@ Pure arithmetic over a reading and a guard. Called by the arbiter. Units: bytes.
 
 from dataclasses import dataclass
 
-from manifests.guard import SMALL_MACHINE_BYTES, TIERS, MemoryGuardSpec, Tier
-from manifests.node import CeilingName, Ceilings, PressureLevel
+from manifests.kinds.guard import SMALL_MACHINE_BYTES, TIERS, MemoryGuardSpec, Tier
+from manifests.kinds.node import CeilingName, Ceilings, PressureLevel
 from node_agent.memory.reading import MemoryReading
 
 

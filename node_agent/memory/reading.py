@@ -7,7 +7,7 @@ Owns the shapes and the high-water arithmetic. Reads nothing: `node_agent.host` 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from manifests.estimate import ENGINE_BASE_BYTES
+from manifests.sizing.estimate import ENGINE_BASE_BYTES
 from node_agent.host.base import HostMemory
 
 HIGH_WATER_SAMPLES = 3

@@ -6,8 +6,8 @@ Pure; the one rule for memory guards and cache budgets.
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from manifests.cache_budget import CacheBudget
-from manifests.guard import MemoryGuard
+from manifests.kinds.cache_budget import CacheBudget
+from manifests.kinds.guard import MemoryGuard
 from manifests.times import parse_time
 
 _T = TypeVar("_T", MemoryGuard, CacheBudget)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from manifests.engine import EnginePhase, EngineSpec
 from manifests.errors import Refusal
+from manifests.kinds.engine import EnginePhase, EngineSpec
 from node_agent.engine.messages import (
     Ask,
     ChunkMeasured,

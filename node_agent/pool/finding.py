@@ -7,8 +7,8 @@ Called by the slot.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from manifests.engine import EngineSpec
-from manifests.model import EngineType
+from manifests.kinds.engine import EngineSpec
+from manifests.kinds.model import EngineType
 from node_agent.pool.lifecycle import ResolveFailed
 from node_agent.pool.load_plan import plan_load_bytes
 from node_agent.sources.base import ModelFiles, SourceError, SourceResolver

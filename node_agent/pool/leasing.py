@@ -6,8 +6,8 @@ Called by the pool. Choosing and leasing are one step, with no await between the
 import math
 from collections.abc import Sequence
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal, Retryable
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Generate
 from node_agent.pool.base import EngineView
 from node_agent.pool.lifecycle import Woken

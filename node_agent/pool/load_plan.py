@@ -3,8 +3,8 @@
 Called by the slot. Units: bytes, tokens.
 """
 
-from manifests.engine import EngineSpec
-from manifests.estimate import estimate_engine
+from manifests.kinds.engine import EngineSpec
+from manifests.sizing.estimate import estimate_engine
 from node_agent.engine.messages import CacheSettings, Heartbeat, Limits, Load, Loaded
 from node_agent.pool.cache_side import CacheTerms
 from node_agent.pool.settings import PoolSettings

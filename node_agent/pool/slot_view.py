@@ -5,8 +5,8 @@ Called by the slot.
 
 from dataclasses import dataclass, field
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code
+from manifests.kinds.engine import EnginePhase
 from node_agent.pool.base import EngineView, EngineWant
 from node_agent.pool.cache_side import CacheTerms
 from node_agent.pool.lifecycle import Phase, Reason, State

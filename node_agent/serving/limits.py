@@ -8,7 +8,7 @@ ends at the context with "length". Nothing is ever cut off a prompt.
 from collections.abc import Sequence
 
 from manifests.errors import Code, Refusal
-from manifests.model import Context, Sampling
+from manifests.kinds.model import Context, Sampling
 
 DEFAULT_MAX_TOKENS = 4096
 """Output tokens when neither the request nor the Model says; every one is reserved for."""

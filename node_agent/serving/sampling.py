@@ -5,7 +5,7 @@ Pure.
 
 import hashlib
 
-from manifests.model import Sampling
+from manifests.kinds.model import Sampling
 from manifests.prompt.messages import Defaults
 from node_agent.engine.messages import SamplingParams
 from node_agent.serving.request import GenerationRequest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from manifests.estimate import ModelShape
-from manifests.model import Source
+from manifests.kinds.model import Source
+from manifests.sizing.estimate import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

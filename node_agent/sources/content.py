@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from manifests.weights import CONFIG, WEIGHTS_PATTERN
+from manifests.sizing.weights import CONFIG, WEIGHTS_PATTERN
 from node_agent.sources.base import SourceError
 
 _LOG = structlog.get_logger(__name__)

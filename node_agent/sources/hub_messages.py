@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from manifests.shape import ModelShape
+from manifests.sizing.shape import ModelShape
 
 
 class HubAction(StrEnum):

@@ -30,8 +30,8 @@ from huggingface_hub.errors import (
     SafetensorsParsingError,
 )
 
-from manifests.architecture import read_shape
-from manifests.weights import WEIGHTS_PATTERN, dominant_dtype_bytes, inspect_directory
+from manifests.sizing.architecture import read_shape
+from manifests.sizing.weights import WEIGHTS_PATTERN, dominant_dtype_bytes, inspect_directory
 from node_agent.sources.hub_messages import (
     Found,
     HubAction,

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from manifests.weights import WeightsError, inspect_directory
+from manifests.sizing.weights import WeightsError, inspect_directory
 from node_agent.sources.base import ModelFiles, SourceError
 
 # Size and time of every file that the answer depends on.

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-from manifests.model import Source
+from manifests.kinds.model import Source
 from manifests.wire.report import Inspection
 from node_agent.sources.base import ModelFiles, SourceError
 from node_agent.sources.content import ContentDigests

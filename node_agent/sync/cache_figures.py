@@ -6,8 +6,8 @@ bytes, tokens, seconds.
 
 from collections.abc import Iterable, Mapping
 
-from manifests.engine import EngineCache
-from manifests.node import CacheInForce
+from manifests.kinds.engine import EngineCache
+from manifests.kinds.node import CacheInForce
 from node_agent.memory.cache_budgets import FollowedBudget
 from node_agent.pool.base import EngineView
 from node_agent.pool.cache_side import CacheTally, CacheTerms, CacheView

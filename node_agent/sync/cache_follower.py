@@ -11,10 +11,10 @@ from pathlib import Path
 import structlog
 from pydantic import Field, ValidationError
 
-from manifests.cache_budget import CacheBudget, CacheBudgetSpec
-from manifests.engine import Engine
-from manifests.meta import Reported
-from manifests.node import CacheInForce
+from manifests.kinds.cache_budget import CacheBudget, CacheBudgetSpec
+from manifests.kinds.engine import Engine
+from manifests.kinds.meta import Reported
+from manifests.kinds.node import CacheInForce
 from node_agent.memory.cache_budgets import FollowedBudget, choose_budget
 from node_agent.memory.cache_keeper import CacheKeeper
 from node_agent.pool.base import EngineView

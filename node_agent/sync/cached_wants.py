@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from manifests.engine import Engine, EngineStatus
-from manifests.meta import ObjectMeta
-from manifests.scheme import dump_object, parse_object
+from manifests.kinds.engine import Engine, EngineStatus
+from manifests.kinds.meta import ObjectMeta
+from manifests.kinds.scheme import dump_object, parse_object
 
 _LOG = structlog.get_logger(__name__)
 _VERSION = 1

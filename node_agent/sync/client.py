@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from manifests.meta import API_VERSION
+from manifests.kinds.meta import API_VERSION
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError
 

@@ -5,8 +5,8 @@ Pure. Called for each status report; the lease keeper writes them. Units: bytes.
 
 from dataclasses import dataclass, field
 
-from manifests.meta import Condition, ConditionStatus, set_condition
-from manifests.node import (
+from manifests.kinds.meta import Condition, ConditionStatus, set_condition
+from manifests.kinds.node import (
     AGENT_STOPPED,
     CacheInForce,
     Ceilings,

@@ -4,7 +4,7 @@ Reads the arbiter and computes; changes nothing. Used by status reports and the 
 so that both tell the same. Units: bytes, tokens.
 """
 
-from manifests.estimate import (
+from manifests.sizing.estimate import (
     ModelShape,
     PrefillCase,
     estimate_bytes_per_token,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from manifests.engine import Engine
-from manifests.guard import MemoryGuard, MemoryGuardSpec
-from manifests.node import GuardInForce
+from manifests.kinds.engine import Engine
+from manifests.kinds.guard import MemoryGuard, MemoryGuardSpec
+from manifests.kinds.node import GuardInForce
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.guards import FollowedGuard, choose_guard
 from node_agent.sync.conditions import HealthNow, describe_guard

@@ -15,9 +15,9 @@ from typing import Any
 import structlog
 
 from manifests.errors import Code, FleetError, Refusal
-from manifests.meta import Condition
-from manifests.node import Node, NodeStatus
-from manifests.scheme import dump_object, parse_object
+from manifests.kinds.meta import Condition
+from manifests.kinds.node import Node, NodeStatus
+from manifests.kinds.scheme import dump_object, parse_object
 from manifests.wire.status import ApiError
 from node_agent.sync.client import ApiClient
 from node_agent.sync.conditions import NodeNow

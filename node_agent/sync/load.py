@@ -5,8 +5,8 @@ Builds a `LoadReport` from the pool and the arbiter on demand; streams nothing i
 
 from collections.abc import Callable, Sequence
 
-from manifests.engine import EnginePhase
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
 from node_agent.memory.arbiter import Arbiter
 from node_agent.pool.base import EngineView, Pool

@@ -7,8 +7,8 @@ enforcer's hooks.
 
 from collections.abc import Callable, Mapping
 
-from manifests.meta import Condition
-from manifests.node import Node, PressureLevel
+from manifests.kinds.meta import Condition
+from manifests.kinds.node import Node, PressureLevel
 from manifests.units import format_bytes
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.enforcer_plan import Action, ShrinkHotCache

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from manifests.engine import EnginePhase
-from manifests.event import ObjectReference
-from manifests.meta import API_VERSION, Condition, ConditionStatus, find_condition
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.event import ObjectReference
+from manifests.kinds.meta import API_VERSION, Condition, ConditionStatus, find_condition
+from manifests.kinds.node import PressureLevel
 from manifests.times import format_time
 from manifests.units import format_bytes
 from manifests.wire.listwatch import RawObject

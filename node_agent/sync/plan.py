@@ -7,7 +7,7 @@ the epoch for `now`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from manifests.engine import (
+from manifests.kinds.engine import (
     ENGINE_FINALIZER,
     Engine,
     EngineCache,
@@ -15,8 +15,8 @@ from manifests.engine import (
     EngineStatus,
     Progress,
 )
-from manifests.meta import Condition, ConditionStatus, set_condition
-from manifests.node import AGENT_STOPPED
+from manifests.kinds.meta import Condition, ConditionStatus, set_condition
+from manifests.kinds.node import AGENT_STOPPED
 from manifests.times import format_time
 from node_agent.pool.base import EngineView, EngineWant
 

@@ -6,9 +6,9 @@ Pure. Called by the lease keeper. Units: seconds since the epoch for `now`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from manifests.engine import NODE_LABEL
-from manifests.meta import ConditionStatus, ObjectMeta, find_condition
-from manifests.node import Node, NodeInfo, NodeStatus
+from manifests.kinds.engine import NODE_LABEL
+from manifests.kinds.meta import ConditionStatus, ObjectMeta, find_condition
+from manifests.kinds.node import Node, NodeInfo, NodeStatus
 from manifests.times import format_micro_time, format_time, parse_time
 from manifests.wire.listwatch import RawObject
 from node_agent.sync.conditions import NodeNow, plan_conditions

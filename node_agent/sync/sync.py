@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import structlog
 
-from manifests.cache_budget import CacheBudget
-from manifests.engine import Engine, EnginePhase
-from manifests.guard import MemoryGuard, MemoryGuardSpec
-from manifests.meta import FleetObject
-from manifests.node import CacheInForce, Node
+from manifests.kinds.cache_budget import CacheBudget
+from manifests.kinds.engine import Engine, EnginePhase
+from manifests.kinds.guard import MemoryGuard, MemoryGuardSpec
+from manifests.kinds.meta import FleetObject
+from manifests.kinds.node import CacheInForce, Node
 from manifests.wire.informer import Informer
 from manifests.wire.status import ApiError
 from node_agent.memory.arbiter import Arbiter

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manifests.estimate import ModelShape, PrefillCase, estimate_chunk, estimate_prefill
-from manifests.weights import inspect_directory
+from manifests.sizing.estimate import ModelShape, PrefillCase, estimate_chunk, estimate_prefill
+from manifests.sizing.weights import inspect_directory
 from tests.support.tiny_models import NAMES, ROOT, tiny_model
 
 LEAST, MIDDLE, MOST = 1.0, 1.15, 1.5

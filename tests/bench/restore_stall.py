@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from node_agent.engine.messages import CacheSettings, Restored, Tokens
-from node_agent.engine.row_restore import STEP_BYTES
+from node_agent.engine.prefix.row_restore import STEP_BYTES
 from node_agent.kvcache.capture_plan import Capture
 from tests.bench.preload import restart_with_blas
 from tests.bench.warm_profile import Engine, Stopwatch

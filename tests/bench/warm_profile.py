@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from node_agent.engine.batch import BatchRunner
-from node_agent.engine.kv_codec import Building, KvCodec
+from node_agent.engine.batching.batch import BatchRunner
+from node_agent.engine.batching.prefill import RowPrefill
 from node_agent.engine.loading import LoadedModel, load
 from node_agent.engine.messages import CacheSettings, Event, Load, Tokens
 from node_agent.engine.meter import MemoryMeter
-from node_agent.engine.prefill import RowPrefill
-from node_agent.engine.prefix_cache import PrefixCache
-from node_agent.engine.prefix_store import PrefixStore
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.prefix.kv_codec import Building, KvCodec
+from node_agent.engine.prefix.prefix_cache import PrefixCache
+from node_agent.engine.prefix.prefix_store import PrefixStore
+from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.kvcache.restoring import Restoring
 from node_agent.kvcache.ssd_store import SsdStore
 from node_agent.kvcache.tiers import CacheTiers

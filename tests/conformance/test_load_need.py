@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from controller.placement.fleet import estimate_need
-from manifests.engine import EngineSpec
-from manifests.estimate import LayerGroup, LayerKind, ModelShape
-from manifests.model import Context, Prefill
+from manifests.kinds.engine import EngineSpec
+from manifests.kinds.model import Context, Prefill
+from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
 from manifests.wire.report import Inspection
 from node_agent.pool.load_plan import plan_load_bytes
 from node_agent.sources.base import ModelFiles

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.advice import Shortage, describe_advice
 from manifests.errors import Retryable
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.node import CeilingName, Ceilings
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.node import CeilingName, Ceilings
+from manifests.sizing.advice import Shortage, describe_advice
 from manifests.units import GIB, MIB, parse_quantity
 from node_agent.host.base import HostMemory
 from node_agent.memory.knobs import plan_knobs

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from manifests.errors import Refusal
-from manifests.estimate import PrefillCase, estimate_prefill
-from manifests.guard import MemoryGuardSpec
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.sizing.estimate import PrefillCase, estimate_prefill
 from manifests.units import GIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

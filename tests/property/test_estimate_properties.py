@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from manifests.estimate import (
+from manifests.sizing.estimate import (
     LayerGroup,
     LayerKind,
     ModelShape,
@@ -17,7 +17,7 @@ from manifests.estimate import (
     estimate_prefill,
     estimate_tokens_that_fit,
 )
-from node_agent.engine.chunking import cut_chunk
+from node_agent.engine.batching.chunking import cut_chunk
 
 CONTEXT = 40_000
 CHUNKS = st.sampled_from([1, 16, 64, 100, 256, 300, 512, 2048])

@@ -5,10 +5,17 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_agent.engine.forward_gate import Attempts, GateReading, NextChunk, Run, Shrink, decide
 from node_agent.engine.messages import Answer, Ask, Failed, Finished, Limits
 from node_agent.engine.rows import PrefillStep
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.scheduling.forward_gate import (
+    Attempts,
+    GateReading,
+    NextChunk,
+    Run,
+    Shrink,
+    decide,
+)
+from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import FORECAST, CountingMemory, CountingRunner, row
 
 sizes = st.integers(0, 1 << 20)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from controller.gateway.demand import Demand, Hold
-from controller.gateway.endpoints import EndpointView, NodeReport, plan_endpoints
-from controller.gateway.fit import describe_never, plan_fit
-from manifests.engine import EnginePhase
+from controller.gateway.choice.demand import Demand, Hold
+from controller.gateway.choice.fit import describe_never, plan_fit
+from controller.gateway.nodes.endpoints import EndpointView, NodeReport, plan_endpoints
 from manifests.errors import Refusal, Retryable
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.shape import LayerGroup, LayerKind, ModelShape
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.sizing.shape import LayerGroup, LayerKind, ModelShape
 from manifests.units import GIB, MIB
 from manifests.wire.report import EngineLoad, LoadReport
 from node_agent.engine.messages import Loaded

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.gateway.sse import EventReader, Usage
+from controller.gateway.http.sse import EventReader, Usage
 from manifests.wire.continuation import MARKS
 
 GOOD = b'data: {"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controller.gateway.queue_plan import Line, Ticket, enter, leave, order, serve
+from controller.gateway.choice.queue_plan import Line, Ticket, enter, leave, order, serve
 
 MOST_WAITING = 12
 MOST_TOKENS = 1000

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.gateway.held import NodePrefixes
+from controller.gateway.nodes.held import NodePrefixes
 from manifests.wire.prefixes import PrefixChanges
 from node_agent.api import prefix_lines
 from node_agent.api.prefix_lines import Told, plan_lines

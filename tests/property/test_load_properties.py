@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.dump import dump_yaml
-from manifests.load import load_text
-from manifests.scheme import dump_object, parse_object
-from manifests.strict_json import parse_json_strict
-from manifests.validate import validate_object
+from manifests.kinds.scheme import dump_object, parse_object
+from manifests.reading.dump import dump_yaml
+from manifests.reading.load import load_text
+from manifests.reading.strict_json import parse_json_strict
+from manifests.reading.validate import validate_object
 
 API = "mlxfleet.dev/v1alpha1"
 MARKS = (

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_agent.engine.chunking import STEP_TOKENS, STRETCH, cut_chunk
+from node_agent.engine.batching.chunking import STEP_TOKENS, STRETCH, cut_chunk
 from node_agent.engine.messages import Failed, Finished, Generate
-from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, Pace, plan_chunk_limit
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.scheduling.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, Pace, plan_chunk_limit
+from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 tokens = st.integers(0, 200_000)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.gateway.rate_window import (
+from controller.gateway.keys.rate_window import (
     EMPTY,
     WINDOW_SECONDS,
     amend,

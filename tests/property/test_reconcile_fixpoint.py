@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from controller.placement.fleet import FleetView, NodeView, PlacedEngine
 from controller.reconcile.model_plan import EnginePlan, EngineView, Wanted, plan_engines
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from manifests.units import GIB
 from tests.support.placing import fleet, node, request
 

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.gateway.sse import EventReader
-from controller.gateway.told import Told
+from controller.gateway.http.sse import EventReader
+from controller.gateway.http.told import Told
 from manifests.prompt.body import TextPrompts
 from manifests.prompt.pieces import PieceKind, PiecePlan
 from manifests.wire.continuation import pack, unpack

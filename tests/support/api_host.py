@@ -15,7 +15,7 @@ from controller.api.routes import ApiParts, api_routes, build_http_app
 from controller.http_server import HttpServer
 from controller.registry.registry import Registry
 from controller.store.memory import MemoryStore
-from manifests.engine import ENGINE_FINALIZER
+from manifests.kinds.engine import ENGINE_FINALIZER
 from manifests.wire.listwatch import RawObject, WatchType
 
 

@@ -17,7 +17,7 @@ import aiohttp
 from controller.app import ControllerApp
 from controller.http_server import base_url, bind
 from controller.settings import Listen, Role, Settings, ShutdownSettings, StoreSettings
-from manifests.meta import API_VERSION
+from manifests.kinds.meta import API_VERSION
 
 API = f"/apis/{API_VERSION}"
 MERGE = {"Content-Type": "application/merge-patch+json"}

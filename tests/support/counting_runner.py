@@ -7,12 +7,12 @@ runs. The memory remembers the highest it ever held, so a test can compare that 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manifests.estimate import LayerGroup, LayerKind, ModelShape
-from node_agent.engine.chunking import cut_chunk
-from node_agent.engine.forecast import Forecast
+from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
+from node_agent.engine.batching.chunking import cut_chunk
 from node_agent.engine.mailbox import MemoryGauges
 from node_agent.engine.messages import Generate
 from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
+from node_agent.engine.scheduling.forecast import Forecast
 
 # One layer that grows, nothing else: a chunk takes its KV, its scores and its activations.
 SHAPE = ModelShape(

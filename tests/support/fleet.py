@@ -21,7 +21,7 @@ import httpx
 import psutil
 
 from controller.cli.client import ApiClient
-from manifests.scheme import BY_NAME
+from manifests.kinds.scheme import BY_NAME
 from manifests.wire.status import ApiError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
-from node_agent.engine.kv_layers import counted_state, flatten
+from node_agent.engine.prefix.kv_layers import counted_state, flatten
 
 WINDOW_TOKENS, CHUNK_TOKENS = 6, 5
 

@@ -15,8 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from manifests.wire.prefix_chain import ChainRoot, PrefixChain
-from node_agent.engine.chunking import cut_chunk
-from node_agent.engine.kv_codec import KvCodec, describe_layers
+from node_agent.engine.batching.chunking import cut_chunk
+from node_agent.engine.prefix.kv_codec import KvCodec, describe_layers
 from node_agent.kvcache.block import Block
 from node_agent.kvcache.capture_plan import (
     Capture,

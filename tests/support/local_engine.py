@@ -20,8 +20,8 @@ from node_agent.engine.messages import (
     Load,
 )
 from node_agent.engine.meter import MemoryMeter
-from node_agent.engine.prefix_store import PrefixStore
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.prefix.prefix_store import PrefixStore
+from node_agent.engine.scheduling.scheduler import Scheduler
 
 WAIT_SECONDS = 60.0
 

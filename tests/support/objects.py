@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from manifests.api_key import hash_secret
-from manifests.meta import API_VERSION
+from manifests.kinds.api_key import hash_secret
+from manifests.kinds.meta import API_VERSION
 
 Raw = dict[str, Any]
 

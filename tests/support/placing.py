@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from controller.placement.fleet import FleetView, NodeView, PlacedEngine, PlacementRequest
 from controller.reconcile.model_plan import EnginePlan, EngineView, Wanted
-from manifests.engine import EnginePhase
-from manifests.estimate import LayerGroup, LayerKind, ModelShape
-from manifests.model import Context
-from manifests.node import CeilingName, Ceilings
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.model import Context
+from manifests.kinds.node import CeilingName, Ceilings
+from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
 from manifests.units import GIB
 from manifests.wire.report import Inspection
 

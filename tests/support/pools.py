@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from manifests.engine import EngineSpec
-from manifests.estimate import LayerGroup, LayerKind, ModelShape
-from manifests.model import Source
+from manifests.kinds.engine import EngineSpec
+from manifests.kinds.model import Source
+from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
 from node_agent.engine.messages import Event, Failed, Finished, Generate, SamplingParams, Tokens
 from node_agent.pool.base import EngineView, EngineWant, TokenStream
 from node_agent.pool.pool import EnginePool

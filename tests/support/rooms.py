@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from controller.gateway.endpoints import EndpointKey, EndpointView
-from manifests.advice import Knobs
-from manifests.engine import EnginePhase
-from manifests.guard import Tier
-from manifests.node import CeilingName, Ceilings, PressureLevel
-from manifests.shape import LayerGroup, LayerKind, ModelShape
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import Tier
+from manifests.kinds.node import CeilingName, Ceilings, PressureLevel
+from manifests.sizing.advice import Knobs
+from manifests.sizing.shape import LayerGroup, LayerKind, ModelShape
 from manifests.units import MIB
 from manifests.wire.room import EngineRoom
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from manifests.engine import EnginePhase, EngineSpec
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import LayerGroup, LayerKind, ModelShape
+from manifests.kinds.engine import EnginePhase, EngineSpec
+from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
 from node_agent.engine.messages import (
     Ask,
     ChunkMeasured,

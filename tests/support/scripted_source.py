@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from manifests.api_key import hash_secret
-from manifests.merge import apply_merge_patch
+from manifests.kinds.api_key import hash_secret
+from manifests.reading.merge import apply_merge_patch
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.runtime.objects import Objects
-from manifests.engine import ENGINE_FINALIZER
+from manifests.kinds.engine import ENGINE_FINALIZER
 from manifests.units import GIB
 from manifests.wire.informer import Informer
 from manifests.wire.report import INSPECT_PATH

@@ -14,7 +14,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from manifests.errors import Retryable
-from manifests.estimate import PrefillCase, estimate_prefill
+from manifests.sizing.estimate import PrefillCase, estimate_prefill
 from manifests.wire.report import LoadReport
 from tests.torture.client import Doors, fire
 from tests.torture.mix import Ask

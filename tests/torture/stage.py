@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manifests.estimate import ModelShape
+from manifests.sizing.estimate import ModelShape
+from manifests.sizing.weights import inspect_directory
 from manifests.units import GIB, MIB
-from manifests.weights import inspect_directory
 from tests.support.fleet import SMOLLM2, Fleet, Part, free_port, model_object, running_fleet
 from tests.support.tiny_models import tiny_model
 from tests.torture.cgroup import Cgroup, limited

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from manifests.guard import MemoryGuardSpec
-from manifests.node import NodeInfo
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.kinds.node import NodeInfo
 from node_agent.guard import Guard, GuardListeners, GuardSettings
 from node_agent.host.base import PanicScan
 from node_agent.host.detect import detect_host

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manifests.node import PressureLevel
+from manifests.kinds.node import PressureLevel
 from node_agent.engine.messages import Failed
 from tests.support.api_host import ApiHost, condition
 from tests.support.pools import await_ready, ending, greedy, read_stream

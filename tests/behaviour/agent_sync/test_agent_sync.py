@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from manifests.wire.listwatch import RawObject
 from node_agent.pool.pool import EnginePool
 from node_agent.sync.lease import NodeTakenError

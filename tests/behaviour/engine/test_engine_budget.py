@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from manifests.estimate import read_shape
-from node_agent.engine.forecast import Forecast
+from manifests.sizing.estimate import read_shape
 from node_agent.engine.messages import (
     Abort,
     Answer,
@@ -27,6 +26,7 @@ from node_agent.engine.messages import (
     Reclaim,
     Tokens,
 )
+from node_agent.engine.scheduling.forecast import Forecast
 from tests.support.mlx_engine import BareEngine
 from tests.support.pools import ending, greedy, token_ids
 from tests.support.tiny_models import tiny_model

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from manifests.errors import Code
-from node_agent.engine.chunking import STRETCH
+from node_agent.engine.batching.chunking import STRETCH
 from node_agent.engine.messages import Failed, Finished, Generate, Tokens
-from node_agent.engine.pace import GROWTH, MIN_CHUNK_TOKENS
+from node_agent.engine.scheduling.pace import GROWTH, MIN_CHUNK_TOKENS
 from tests.support.fleet import SMOLLM2
 from tests.support.mlx_engine import bare_engine
 from tests.support.tiny_models import tiny_model

@@ -7,7 +7,7 @@ import aiohttp
 import openai
 import pytest
 
-from controller.gateway.asgi import Inbound
+from controller.gateway.http.asgi import Inbound
 from tests.support.gateway_host import Host, gateway_host, until
 from tests.support.scripted_agent import ScriptedAgent, error, load
 from tests.support.scripted_source import engine, model

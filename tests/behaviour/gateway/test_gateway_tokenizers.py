@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.gateway.tokenizer_shelf import TokenizerShelf
+from controller.gateway.counting.tokenizer_shelf import TokenizerShelf
 from manifests.prompt.bundle import pack_bundle
 from manifests.prompt.files import read_text_files, text_fingerprint
 from manifests.wire.prefix_chain import ChainRoot, PrefixChain

@@ -12,7 +12,7 @@ import openai
 import pytest
 import yaml
 
-from manifests.api_key import hash_secret
+from manifests.kinds.api_key import hash_secret
 from tests.support.fleet import ROOT, Fleet, condition, eventually, running_fleet
 from tests.support.tiny_models import tiny_model
 

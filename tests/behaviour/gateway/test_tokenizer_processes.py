@@ -11,8 +11,8 @@ import aiohttp
 import psutil
 import pytest
 
-from controller.gateway.tokenizer_shelf import TokenizerShelf
-from controller.gateway.tokenizers import PromptBody, Tokenizers
+from controller.gateway.counting.tokenizer_shelf import TokenizerShelf
+from controller.gateway.counting.tokenizers import PromptBody, Tokenizers
 from manifests.prompt.bundle import pack_bundle
 from manifests.prompt.files import read_text_files, text_fingerprint
 from tests.support.gateway_host import until

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
-from manifests.model import Source
+from manifests.kinds.model import Source
 from manifests.wire.report import Inspection, LoadReport
 from node_agent.api.build import ApiParts, NodeApi, build_api
 from node_agent.sources.base import SourceError

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Event, Failed, Generate, PrefillProgress
 from tests.support.asgi_server import raw_request
 from tests.support.scripted_pool import say, tokens_event

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
-from manifests.guard import MemoryGuardSpec
+from manifests.kinds.guard import MemoryGuardSpec
 from node_agent.api.build import ApiParts, build_api
 from node_agent.host.blas import find_openblas
 from node_agent.host.detect import detect_host

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manifests.errors import Code, Refusal, Retryable
-from manifests.model import EngineType
+from manifests.kinds.model import EngineType
 from tests.support.asgi_server import raw_request
 from tests.support.scripted_pool import say
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Refusal
-from manifests.guard import MemoryGuardSpec
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import MemoryGuardSpec
 from manifests.units import MIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

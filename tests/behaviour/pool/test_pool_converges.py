@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Finished
 from node_agent.pool.pool import EnginePool
 from node_agent.pool.settings import PoolSettings

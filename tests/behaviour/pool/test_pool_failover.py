@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Failed, Tokens
 from node_agent.pool.watch import WatchLimits
 from tests.support.pools import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import ENGINE_BASE_BYTES, ModelShape
+from manifests.kinds.engine import EnginePhase
+from manifests.sizing.estimate import ENGINE_BASE_BYTES, ModelShape
 from manifests.units import format_bytes
 from node_agent.engine.messages import (
     Abort,

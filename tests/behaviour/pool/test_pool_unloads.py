@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Code, Refusal
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Finished, Tokens
 from node_agent.pool.memory_side import MemorySide
 from tests.support.pools import (

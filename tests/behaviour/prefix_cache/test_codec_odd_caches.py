@@ -12,8 +12,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from node_agent.engine.kv_codec import RestoreError, describe_layers
-from node_agent.engine.prefix_cache import prove_codec
+from node_agent.engine.prefix.kv_codec import RestoreError, describe_layers
+from node_agent.engine.prefix.prefix_cache import prove_codec
 from node_agent.kvcache.layer_kinds import LayerKind
 from tests.support.cached_engine import prompt
 from tests.support.kv_odd_models import LISTS, list_model, other_caches

@@ -9,8 +9,7 @@ import threading
 import pytest
 from mlx_lm.utils import load_model
 
-from node_agent.engine.batch import BatchRunner
-from node_agent.engine.kv_codec import KvCodec, describe_layers
+from node_agent.engine.batching.batch import BatchRunner
 from node_agent.engine.messages import (
     CacheSettings,
     Event,
@@ -20,9 +19,10 @@ from node_agent.engine.messages import (
     Tokens,
 )
 from node_agent.engine.meter import MemoryMeter
-from node_agent.engine.prefix_cache import PrefixCache
-from node_agent.engine.prefix_store import PrefixStore
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.prefix.kv_codec import KvCodec, describe_layers
+from node_agent.engine.prefix.prefix_cache import PrefixCache
+from node_agent.engine.prefix.prefix_store import PrefixStore
+from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.kvcache import ssd_store
 from node_agent.kvcache.readers import READER_THREADS
 from node_agent.kvcache.ssd_watch import CALM_SECONDS, READ_SECONDS, DiskWatch

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from manifests.model import Source
+from manifests.kinds.model import Source
 from node_agent.sources.base import SourceError
 from node_agent.sources.hub import Hub
 from node_agent.sources.hub_messages import HubAction, HubRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.estimate import ModelShape
+from manifests.sizing.estimate import ModelShape
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TokenizerPool
 from tests.support.tiny_tokenizers import write_tokenizer

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from manifests.errors import Code, EngineError, RequestError, Retryable
-from manifests.estimate import ModelShape
+from manifests.sizing.estimate import ModelShape
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TokenizerPool, TokenizerProcess
 from tests.support.local_text import LocalText

@@ -5,17 +5,23 @@ from typing import Any
 
 import pytest
 
-from manifests.advice import (
+from manifests.errors import Retryable
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.kinds.node import CeilingName
+from manifests.sizing.advice import (
     Fit,
     Shortage,
     describe_advice,
     describe_comparison,
     plan_fit,
 )
-from manifests.errors import Retryable
-from manifests.estimate import LayerGroup, LayerKind, ModelShape, PrefillCase, estimate_prefill
-from manifests.guard import MemoryGuardSpec
-from manifests.node import CeilingName
+from manifests.sizing.estimate import (
+    LayerGroup,
+    LayerKind,
+    ModelShape,
+    PrefillCase,
+    estimate_prefill,
+)
 from manifests.units import GIB, MIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.knobs import plan_knobs

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from manifests.api_key import ApiKeySpec, Budget, KeyUsage, Period, hash_secret, same_hash
-from manifests.key_usage import (
+from manifests.kinds.api_key import ApiKeySpec, Budget, KeyUsage, Period, hash_secret, same_hash
+from manifests.kinds.key_usage import (
     Span,
     UsageDelta,
     add_usage,
@@ -16,8 +16,8 @@ from manifests.key_usage import (
     period_bounds,
     used_in,
 )
-from manifests.scheme import dump_object, parse_object, resolve_kind
-from manifests.validate import validate_object
+from manifests.kinds.scheme import dump_object, parse_object, resolve_kind
+from manifests.reading.validate import validate_object
 
 API = "mlxfleet.dev/v1alpha1"
 HASH = hashlib.sha256(b"mlxf-secret").hexdigest()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from manifests.architecture import UNBOUNDED_TOKENS, read_shape
-from manifests.estimate import estimate_bytes_per_token
-from manifests.shape import LayerKind, ModelShape
+from manifests.sizing.architecture import UNBOUNDED_TOKENS, read_shape
+from manifests.sizing.estimate import estimate_bytes_per_token
+from manifests.sizing.shape import LayerKind, ModelShape
 from tests.support import public_configs
 from tests.support.checkpoints import LLAMA_CONFIG
 from tests.support.tiny_configs import CONFIGS, tiny_config

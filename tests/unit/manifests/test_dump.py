@@ -2,7 +2,7 @@
 
 import pytest
 
-from manifests.dump import dump_yaml
+from manifests.reading.dump import dump_yaml
 
 
 @pytest.mark.parametrize(

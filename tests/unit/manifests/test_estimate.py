@@ -2,7 +2,7 @@
 
 import pytest
 
-from manifests.estimate import (
+from manifests.sizing.estimate import (
     ENGINE_BASE_BYTES,
     LayerGroup,
     LayerKind,

@@ -1,12 +1,12 @@
 """What one chunk, and joining a batch, take over what is held; in bytes checked by hand."""
 
-from manifests.estimate import (
+from manifests.sizing.estimate import (
     LayerGroup,
     LayerKind,
     estimate_chunk,
     estimate_join_bytes,
 )
-from manifests.shape import ModelShape
+from manifests.sizing.shape import ModelShape
 
 FULL = LayerGroup(kind=LayerKind.FULL, layers=4, bytes_per_token=100)
 SLIDING = LayerGroup(kind=LayerKind.SLIDING, layers=3, bytes_per_token=100, window_tokens=512)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from manifests.image_tokens import FALLBACK_TOKENS, MARKERS, estimate_image_tokens
+from manifests.sizing.image_tokens import FALLBACK_TOKENS, MARKERS, estimate_image_tokens
 
 QWEN_2_5 = {
     "model_type": "qwen2_5_vl",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.load import LoadResult, load_paths, load_text
+from manifests.reading.load import LoadResult, load_paths, load_text
 
 API = "apiVersion: mlxfleet.dev/v1alpha1"
 

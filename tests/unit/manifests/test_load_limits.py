@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from manifests.load import load_text
-from manifests.yaml_text import MAX_BYTES
+from manifests.reading.load import load_text
+from manifests.reading.yaml_text import MAX_BYTES
 
 ONE_MIB = 1 << 20
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.merge import apply_merge_patch, plan_three_way_patch
+from manifests.reading.merge import apply_merge_patch, plan_three_way_patch
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["a", "b"])
 keys = st.sampled_from(["x", "y", "z"])

@@ -1,6 +1,6 @@
 """Conditions keep their order and the time of their last change of status."""
 
-from manifests.meta import Condition, ConditionStatus, find_condition, set_condition
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition, set_condition
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 

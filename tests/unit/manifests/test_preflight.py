@@ -2,11 +2,11 @@
 
 import pytest
 
-from manifests.advice import Knobs
 from manifests.errors import Code, Refusal, Retryable
-from manifests.guard import Tier
-from manifests.node import CeilingName, Ceilings
-from manifests.preflight import Standing, judge_load, judge_prefill
+from manifests.kinds.guard import Tier
+from manifests.kinds.node import CeilingName, Ceilings
+from manifests.sizing.advice import Knobs
+from manifests.sizing.preflight import Standing, judge_load, judge_prefill
 
 
 def standing(

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from manifests.route import Route
-from manifests.route_names import plan_route_names
-from manifests.scheme import dump_object, parse_object, resolve_kind
-from manifests.validate import validate_object
+from manifests.kinds.route import Route
+from manifests.kinds.route_names import plan_route_names
+from manifests.kinds.scheme import dump_object, parse_object, resolve_kind
+from manifests.reading.validate import validate_object
 
 API = "mlxfleet.dev/v1alpha1"
 

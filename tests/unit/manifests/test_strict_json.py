@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from manifests.strict_json import parse_json_strict
+from manifests.reading.strict_json import parse_json_strict
 
 
 def refusal(body: bytes | str) -> str:

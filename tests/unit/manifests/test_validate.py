@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from manifests.field_errors import ErrorCode, FieldError, format_path
-from manifests.scheme import KINDS
-from manifests.validate import MAX_ERRORS, validate_object
+from manifests.kinds.scheme import KINDS
+from manifests.reading.field_errors import ErrorCode, FieldError, format_path
+from manifests.reading.validate import MAX_ERRORS, validate_object
 
 API = "mlxfleet.dev/v1alpha1"
 

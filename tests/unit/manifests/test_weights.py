@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests.safetensors_header import read_header
-from manifests.weights import WeightsError, inspect_directory, read_weights
+from manifests.sizing.safetensors_header import read_header
+from manifests.sizing.weights import WeightsError, inspect_directory, read_weights
 from tests.support.checkpoints import (
     LLAMA_CONFIG,
     TENSORS,

@@ -5,7 +5,7 @@ import pytest
 from controller.api.columns import COLUMNS
 from controller.api.requests import parse_accept
 from controller.api.responses import format_warning
-from manifests.scheme import KINDS
+from manifests.kinds.scheme import KINDS
 from tests.support.objects import engine, model, node
 
 

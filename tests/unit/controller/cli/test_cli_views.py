@@ -11,7 +11,7 @@ from controller.cli.plan_view import plan_lines
 from controller.cli.processes import exit_words
 from controller.cli.targets import parse_targets
 from controller.cli.waiting import parse_goal
-from manifests.node import CeilingName
+from manifests.kinds.node import CeilingName
 from manifests.units import GIB
 from manifests.wire.plan import Candidate, ModelPlan, PlanReport
 from manifests.wire.status import ApiError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.access import (
+from controller.gateway.keys.access import (
     Caller,
     Keyring,
     authenticate,
@@ -15,9 +15,9 @@ from controller.gateway.access import (
     refuse_model,
     replace_key,
 )
-from manifests.api_key import ApiKey, hash_secret
 from manifests.errors import Code, Refusal
-from manifests.meta import ObjectMeta
+from manifests.kinds.api_key import ApiKey, hash_secret
+from manifests.kinds.meta import ObjectMeta
 from manifests.wire.gateway import ISOLATION_HEADER, parse_usage_comment, usage_comment
 from manifests.wire.tenant import TENANT_HEADER, name_tenant
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.attempts import (
+from controller.gateway.nodes.breaker import Verdict
+from controller.gateway.nodes.endpoints import EndpointKey
+from controller.gateway.sending.attempts import (
     Broken,
     Cut,
     Ending,
@@ -17,9 +19,7 @@ from controller.gateway.attempts import (
     lost,
     plan_next,
 )
-from controller.gateway.breaker import Verdict
-from controller.gateway.endpoints import EndpointKey
-from controller.gateway.headers import plan_downstream_headers, plan_upstream_headers
+from controller.gateway.sending.headers import plan_downstream_headers, plan_upstream_headers
 from controller.gateway.settings import GatewaySettings
 from manifests.errors import Code, Refusal, Retryable
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from controller.gateway.catalog import (
+from controller.gateway.nodes.catalog import (
     FleetView,
     explain_no_engine,
     is_catching_up,
@@ -10,13 +10,13 @@ from controller.gateway.catalog import (
     plan_names,
     resolve,
 )
-from controller.gateway.endpoints import EndpointKey, EndpointView
-from controller.gateway.routing import Asking
-from manifests.engine import Engine, EnginePhase
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
+from controller.gateway.nodes.routing import Asking
 from manifests.errors import Code, Refusal, Retryable
-from manifests.model import Model
-from manifests.node import PressureLevel
-from manifests.scheme import parse_object
+from manifests.kinds.engine import Engine, EnginePhase
+from manifests.kinds.model import Model
+from manifests.kinds.node import PressureLevel
+from manifests.kinds.scheme import parse_object
 from tests.support import scripted_source
 
 

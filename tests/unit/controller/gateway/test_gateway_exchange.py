@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from controller.gateway.access import Caller
 from controller.gateway.exchange import Exchange
-from controller.gateway.peek import Peeked, peek
-from manifests.api_key import ApiKey, hash_secret
+from controller.gateway.http.peek import Peeked, peek
+from controller.gateway.keys.access import Caller
+from manifests.kinds.api_key import ApiKey, hash_secret
 from manifests.wire.tenant import TENANT_HEADER
 
 

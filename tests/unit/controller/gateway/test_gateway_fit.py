@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from controller.gateway.choosing import refuse_never
-from controller.gateway.demand import Demand, Hold
-from controller.gateway.endpoints import EndpointView
-from controller.gateway.explain import ROUTE_CHARS_MAX, describe_route, explain
-from controller.gateway.fit import Limit, plan_fit
-from controller.gateway.selection import Circumstances, Decision, Excluded, Outcome, Why, decide
+from controller.gateway.choice.choosing import refuse_never
+from controller.gateway.choice.demand import Demand, Hold
+from controller.gateway.choice.explain import ROUTE_CHARS_MAX, describe_route, explain
+from controller.gateway.choice.fit import Limit, plan_fit
+from controller.gateway.choice.selection import (
+    Circumstances,
+    Decision,
+    Excluded,
+    Outcome,
+    Why,
+    decide,
+)
+from controller.gateway.nodes.endpoints import EndpointView
 from manifests.units import MIB
 from tests.support.rooms import NOW, make_room
 from tests.support.rooms import make_endpoint as node

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.gateway.breaker import (
+from controller.gateway.nodes.breaker import (
     CLOSED,
     OPEN_SECONDS,
     OPEN_SECONDS_MAX,
@@ -13,9 +13,9 @@ from controller.gateway.breaker import (
     is_blocked,
     transition,
 )
-from controller.gateway.endpoints import EndpointKey
-from controller.gateway.health import Health, Phase, StreamEvent
-from controller.gateway.health import transition as next_health
+from controller.gateway.nodes.endpoints import EndpointKey
+from controller.gateway.nodes.health import Health, Phase, StreamEvent
+from controller.gateway.nodes.health import transition as next_health
 
 KEY = EndpointKey("a", "m-a")
 

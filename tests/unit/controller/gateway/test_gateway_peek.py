@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.peek import Peeked, peek, shown_name
+from controller.gateway.http.peek import Peeked, peek, shown_name
 from manifests.errors import Code, Refusal
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.demand import Demand
-from controller.gateway.endpoints import EndpointKey
-from controller.gateway.fit import Fit, Limit
-from controller.gateway.queueing import (
+from controller.gateway.choice.demand import Demand
+from controller.gateway.choice.fit import Fit, Limit
+from controller.gateway.choice.queueing import (
     Claims,
     LineFullError,
     Seat,
@@ -18,8 +17,9 @@ from controller.gateway.queueing import (
     WaitingQueue,
     WaitOverError,
 )
-from controller.gateway.reservations import Amount, Reservations
-from controller.gateway.selection import Candidate, Decision, Excluded, Outcome, Why
+from controller.gateway.choice.reservations import Amount, Reservations
+from controller.gateway.choice.selection import Candidate, Decision, Excluded, Outcome, Why
+from controller.gateway.nodes.endpoints import EndpointKey
 from tests.support.gateway_host import until
 from tests.support.rooms import make_endpoint
 

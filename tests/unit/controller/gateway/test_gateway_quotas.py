@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.limits import format_reset
-from controller.gateway.quotas import Quotas, Ticket
-from controller.gateway.sse import Usage
-from controller.gateway.usage_writer import UsageWriter
-from manifests.api_key import ApiKey, KeyUsage, hash_secret
+from controller.gateway.http.sse import Usage
+from controller.gateway.keys.limits import format_reset
+from controller.gateway.keys.quotas import Quotas, Ticket
+from controller.gateway.keys.usage_writer import UsageWriter
 from manifests.errors import Code, Refusal
+from manifests.kinds.api_key import ApiKey, KeyUsage, hash_secret
 from tests.support.scripted_source import ScriptedSource, api_key
 
 MONDAY = 1_790_553_600.0  # 2026-09-28

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from controller.gateway.attempts import Refused, lost
-from controller.gateway.endpoints import EndpointKey, EndpointView
-from controller.gateway.refusals import No, choose_answer, plan_candidates
-from manifests.engine import EnginePhase
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
+from controller.gateway.sending.attempts import Refused, lost
+from controller.gateway.sending.refusals import No, choose_answer, plan_candidates
 from manifests.errors import Code, Refusal, Retryable
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import PressureLevel
 from manifests.units import GIB
 
 

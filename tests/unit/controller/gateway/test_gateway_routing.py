@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.gateway.catalog import FleetView, list_models, names_of, resolve
-from controller.gateway.routing import (
+from controller.gateway.nodes.catalog import FleetView, list_models, names_of, resolve
+from controller.gateway.nodes.routing import (
     Asking,
     draw_of,
     find_start,
@@ -19,7 +19,7 @@ from controller.gateway.routing import (
     plan_models,
 )
 from manifests.errors import Code, Refusal
-from manifests.route import Backend, Match, Route
+from manifests.kinds.route import Backend, Match, Route
 
 
 def backends(*weights: int) -> list[Backend]:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.demand import Demand, Hold
-from controller.gateway.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
-from controller.gateway.filters import find_roomiest
-from controller.gateway.fit import plan_fit
-from controller.gateway.picker import pick
-from controller.gateway.reservations import Amount, Reservations, Reserved, plan_hold
-from controller.gateway.scorers import (
+from controller.gateway.choice.demand import Demand, Hold
+from controller.gateway.choice.filters import find_roomiest
+from controller.gateway.choice.fit import plan_fit
+from controller.gateway.choice.picker import pick
+from controller.gateway.choice.reservations import Amount, Reservations, Reserved, plan_hold
+from controller.gateway.choice.scorers import (
     FRESH_SECONDS,
     Parts,
     Scored,
@@ -20,9 +19,10 @@ from controller.gateway.scorers import (
     score_endpoints,
     trust_ratio,
 )
-from controller.gateway.selection import Circumstances, Outcome, decide
-from manifests.engine import EnginePhase
-from manifests.node import PressureLevel
+from controller.gateway.choice.selection import Circumstances, Outcome, decide
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
 
 SMALL = Demand(prompt_tokens=100, output_tokens=100)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from controller.gateway.sse import EventReader, Usage, read_usage
-from controller.gateway.told import Told
+from controller.gateway.http.sse import EventReader, Usage, read_usage
+from controller.gateway.http.told import Told
 
 GOOD = b'data: {"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'
 COMMENT = b": keep-alive\n\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.gateway.told import Told
+from controller.gateway.http.told import Told
 from manifests.wire.continuation import Continuation, ToldRow
 
 

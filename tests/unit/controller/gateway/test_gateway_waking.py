@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from controller.gateway.catalog import FleetView, list_models, plan_names
-from controller.gateway.demand import Demand
-from controller.gateway.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
-from controller.gateway.refusals import plan_candidates
-from controller.gateway.scorers import estimate_wake_seconds
-from controller.gateway.selection import Circumstances, decide
-from manifests.engine import EnginePhase
-from manifests.node import PressureLevel
+from controller.gateway.choice.demand import Demand
+from controller.gateway.choice.scorers import estimate_wake_seconds
+from controller.gateway.choice.selection import Circumstances, decide
+from controller.gateway.nodes.catalog import FleetView, list_models, plan_names
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView, NodeReport, plan_endpoints
+from controller.gateway.sending.refusals import plan_candidates
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import PressureLevel
 from manifests.wire.report import EngineLoad, LoadReport
 
 SMALL = Demand(prompt_tokens=100, output_tokens=100)

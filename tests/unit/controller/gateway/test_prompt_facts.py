@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from controller.gateway.endpoints import EndpointKey, NodeReport, plan_endpoints
-from controller.gateway.held import Held
-from controller.gateway.peek import Peeked, peek
-from controller.gateway.prompt_facts import (
+from controller.gateway.choice.prompt_facts import (
     CachedPrefixes,
     PromptFacts,
     PromptKind,
@@ -14,7 +11,10 @@ from controller.gateway.prompt_facts import (
     merge_facts,
     plan_kinds,
 )
-from manifests.engine import Engine, EnginePhase
+from controller.gateway.http.peek import Peeked, peek
+from controller.gateway.nodes.endpoints import EndpointKey, NodeReport, plan_endpoints
+from controller.gateway.nodes.held import Held
+from manifests.kinds.engine import Engine, EnginePhase
 from manifests.wire.prefix_chain import ChainRoot, PrefixChain, pack_tokens
 from manifests.wire.report import EngineLoad, LoadReport
 

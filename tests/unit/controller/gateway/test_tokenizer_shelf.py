@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.gateway.tokenizer_fetch import order_sources
-from controller.gateway.tokenizer_shelf import TokenizerShelf
-from controller.gateway.tokenizers import plan_sources
+from controller.gateway.counting.tokenizer_fetch import order_sources
+from controller.gateway.counting.tokenizer_shelf import TokenizerShelf
+from controller.gateway.counting.tokenizers import plan_sources
 from manifests.prompt.bundle import BundleError, pack_bundle
 from manifests.prompt.files import text_fingerprint
 

@@ -1,8 +1,8 @@
 from controller.placement.filters import Reason
 from controller.placement.fleet import PlacedEngine, SourceFault, estimate_need
 from controller.placement.place import Placement, Unplaceable, bind, place
-from manifests.model import Context, Prefill
-from manifests.node import Taint
+from manifests.kinds.model import Context, Prefill
+from manifests.kinds.node import Taint
 from manifests.units import GIB
 from tests.support.placing import SOURCE, fleet, inspection, node, request
 

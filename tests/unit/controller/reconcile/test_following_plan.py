@@ -11,12 +11,12 @@ from controller.reconcile.following_plan import (
     observe_guard,
     plan_following,
 )
-from manifests.cache_budget import CacheBudget
-from manifests.engine import Engine
-from manifests.guard import MemoryGuard
-from manifests.meta import find_condition
-from manifests.node import AGENT_STOPPED, Node
-from manifests.scheme import parse_object
+from manifests.kinds.cache_budget import CacheBudget
+from manifests.kinds.engine import Engine
+from manifests.kinds.guard import MemoryGuard
+from manifests.kinds.meta import find_condition
+from manifests.kinds.node import AGENT_STOPPED, Node
+from manifests.kinds.scheme import parse_object
 
 API = "mlxfleet.dev/v1alpha1"
 NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:05Z"

@@ -1,8 +1,8 @@
 from typing import Any
 
 from controller.reconcile.garbage_plan import is_garbage
-from manifests.meta import FleetObject
-from manifests.scheme import parse_object
+from manifests.kinds.meta import FleetObject
+from manifests.kinds.scheme import parse_object
 
 API = "mlxfleet.dev/v1alpha1"
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from controller.placement.fleet import NodeView, SourceFault
 from controller.reconcile.inspect import HttpInspector
-from manifests.model import Source
+from manifests.kinds.model import Source
 from manifests.wire.report import INSPECT_PATH, Inspection
 from tests.support.placing import inspection
 

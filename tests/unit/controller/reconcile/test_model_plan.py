@@ -1,6 +1,6 @@
 from controller.reconcile.model_plan import EnginePlan, plan_engines
-from manifests.engine import EnginePhase
-from manifests.node import Taint
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.node import Taint
 from tests.support.placing import SOURCE, engine, fleet, names, node, placed, request, wanted
 
 LOADING = EnginePhase.LOADING

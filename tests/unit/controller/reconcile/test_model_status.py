@@ -9,10 +9,10 @@ from controller.reconcile.model_status import (
     progress_left_seconds,
 )
 from controller.reconcile.observe import observe_engines, placement_request
-from manifests.engine import Engine
-from manifests.meta import Condition, find_condition
-from manifests.model import Model, ModelStatus
-from manifests.scheme import parse_object
+from manifests.kinds.engine import Engine
+from manifests.kinds.meta import Condition, find_condition
+from manifests.kinds.model import Model, ModelStatus
+from manifests.kinds.scheme import parse_object
 from manifests.times import format_time
 from tests.support.placing import SOURCE, fleet, node
 

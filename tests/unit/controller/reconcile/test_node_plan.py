@@ -5,10 +5,10 @@ import pytest
 from controller.reconcile.leases import NodeHealth
 from controller.reconcile.node_plan import NodeNews, plan_node, plan_releases
 from controller.reconcile.observe import observe_node
-from manifests.engine import ENGINE_FINALIZER, Engine
-from manifests.meta import Condition, ConditionStatus, find_condition
-from manifests.node import Node, NodeInfo
-from manifests.scheme import parse_object
+from manifests.kinds.engine import ENGINE_FINALIZER, Engine
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition
+from manifests.kinds.node import Node, NodeInfo
+from manifests.kinds.scheme import parse_object
 
 NOW = "2026-01-02T03:04:05Z"
 API = "mlxfleet.dev/v1alpha1"

@@ -13,11 +13,11 @@ from controller.reconcile.revision import engine_revision
 from controller.reconcile.settings import ReconcileSettings
 from controller.registry.registry import Registry
 from controller.store.memory import MemoryStore
-from manifests.engine import Engine
-from manifests.meta import find_condition
-from manifests.model import Model
-from manifests.node import Node
-from manifests.scheme import parse_object
+from manifests.kinds.engine import Engine
+from manifests.kinds.meta import find_condition
+from manifests.kinds.model import Model
+from manifests.kinds.node import Node
+from manifests.kinds.scheme import parse_object
 from tests.support.stand_in_agent import API, StandInAgent
 
 SETTINGS = ReconcileSettings(

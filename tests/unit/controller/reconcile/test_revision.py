@@ -3,9 +3,9 @@ from typing import Any, cast
 import pytest
 
 from controller.reconcile.revision import build_engine, engine_names, engine_revision
-from manifests.engine import ENGINE_FINALIZER, MODEL_LABEL
-from manifests.model import Model
-from manifests.scheme import dump_object, parse_object
+from manifests.kinds.engine import ENGINE_FINALIZER, MODEL_LABEL
+from manifests.kinds.model import Model
+from manifests.kinds.scheme import dump_object, parse_object
 
 
 def model(name: str = "qwen", **spec: Any) -> Model:

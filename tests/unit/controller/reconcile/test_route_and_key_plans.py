@@ -5,11 +5,11 @@ from typing import Any
 
 from controller.reconcile.api_key_plan import plan_key
 from controller.reconcile.route_plan import plan_route
-from manifests.api_key import ApiKey, hash_secret
-from manifests.meta import find_condition
-from manifests.model import Model
-from manifests.route import Route
-from manifests.route_names import plan_route_names
+from manifests.kinds.api_key import ApiKey, hash_secret
+from manifests.kinds.meta import find_condition
+from manifests.kinds.model import Model
+from manifests.kinds.route import Route
+from manifests.kinds.route_names import plan_route_names
 from manifests.times import parse_time
 
 NOW = "2026-11-28T12:00:00Z"

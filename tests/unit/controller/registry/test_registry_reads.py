@@ -15,7 +15,7 @@ from controller.registry.query import (
 )
 from controller.registry.registry import Registry
 from controller.store.memory import MemoryStore
-from manifests.scheme import BY_PLURAL
+from manifests.kinds.scheme import BY_PLURAL
 from manifests.wire.listwatch import WatchEvent
 from manifests.wire.status import ApiError
 from tests.support.objects import engine, guard, model

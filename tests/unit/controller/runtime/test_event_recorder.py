@@ -3,9 +3,9 @@ from typing import Any, cast
 from controller.registry.registry import Registry
 from controller.runtime.events import EventRecorder
 from controller.store.memory import MemoryStore
-from manifests.event import Event
-from manifests.model import Model
-from manifests.scheme import parse_object
+from manifests.kinds.event import Event
+from manifests.kinds.model import Model
+from manifests.kinds.scheme import parse_object
 from manifests.wire.status import ApiError
 
 

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from manifests.model import Model
+from manifests.kinds.model import Model
 from manifests.wire.informer import Informer, Retry
 from manifests.wire.listwatch import ObjectList, RawObject, WatchEvent, WatchType
 from manifests.wire.status import ApiError

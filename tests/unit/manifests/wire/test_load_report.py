@@ -1,7 +1,7 @@
 """Shapes travel once a connection, and nobody downstream can tell."""
 
-from manifests.engine import EnginePhase
-from manifests.shape import ModelShape
+from manifests.kinds.engine import EnginePhase
+from manifests.sizing.shape import ModelShape
 from manifests.wire.report import (
     EngineLoad,
     LoadReport,

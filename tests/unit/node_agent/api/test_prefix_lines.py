@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from manifests.wire.prefixes import NAMES_PER_LINE, PrefixChanges
 from node_agent.api.prefix_lines import Told, look, plan_lines
 from node_agent.engine.messages import CacheSettings, Loaded

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from manifests.engine import EnginePhase
 from manifests.errors import Refusal
-from manifests.guard import MemoryGuardSpec
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.kinds.node import PressureLevel
 from node_agent.engine.messages import Abort, Command, Heartbeat, Loaded
 from node_agent.guard import Guard, GuardListeners, GuardSettings
 from node_agent.host.base import HostInfo, HostMemory, PanicScan

@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from manifests.errors import Refusal
-from manifests.guard import MemoryGuardSpec
-from manifests.node import GuardInForce, PressureLevel
+from manifests.kinds.guard import MemoryGuardSpec
+from manifests.kinds.node import GuardInForce, PressureLevel
 from node_agent.engine.messages import ChunkMeasured
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import structs
 
-from manifests.engine import EnginePhase
+from manifests.kinds.engine import EnginePhase
 from node_agent.engine.messages import Heartbeat, Loaded
 from node_agent.monitor import describe_use
 from node_agent.pool.base import EngineView

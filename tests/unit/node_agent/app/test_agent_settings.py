@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.guard import Tier
+from manifests.kinds.guard import Tier
 from node_agent.data_dir import DataDir, DataDirError
 from node_agent.host.simulated import SimulatedMachine
 from node_agent.server import ListenError, find_route_host, open_socket, plan_address

@@ -2,9 +2,9 @@
 
 import pytest
 
-from node_agent.engine.chunking import cut_chunk
+from node_agent.engine.batching.chunking import cut_chunk
+from node_agent.engine.batching.grouping import can_share, choose_group
 from node_agent.engine.faults import FaultKind, classify_fault, explain_fault
-from node_agent.engine.grouping import can_share, choose_group
 
 METAL = "[METAL] Command buffer execution failed: "
 

@@ -3,7 +3,6 @@
 import pytest
 
 from manifests.errors import Code
-from node_agent.engine.gatekeeper import ANSWER_SECONDS
 from node_agent.engine.messages import (
     Answer,
     Ask,
@@ -15,7 +14,8 @@ from node_agent.engine.messages import (
     Reclaim,
     Tokens,
 )
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.scheduling.gatekeeper import ANSWER_SECONDS
+from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import FORECAST, CountingMemory, CountingRunner, row
 
 CHUNK_TOKENS = 64

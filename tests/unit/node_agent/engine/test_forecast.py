@@ -2,8 +2,13 @@
 
 import pytest
 
-from node_agent.engine.forecast import MAX_FACTOR, MIN_LEARNED_BYTES, Correction, Forecast
 from node_agent.engine.rows import JoinCost
+from node_agent.engine.scheduling.forecast import (
+    MAX_FACTOR,
+    MIN_LEARNED_BYTES,
+    Correction,
+    Forecast,
+)
 from tests.support.counting_runner import FORECAST, SHAPE
 from tests.support.pools import SHAPE as TINY
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from node_agent.engine.forward_gate import (
+from node_agent.engine.mailbox import MemoryGauges
+from node_agent.engine.scheduling.forward_gate import (
     MAX_ASKS,
     MAX_REQUEUES,
     Ask,
@@ -19,7 +20,6 @@ from node_agent.engine.forward_gate import (
     decide,
     fit_chunk,
 )
-from node_agent.engine.mailbox import MemoryGauges
 
 ALL_TRIED = {"reclaimed": True, "asks": MAX_ASKS}
 

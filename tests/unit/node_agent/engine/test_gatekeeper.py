@@ -1,6 +1,6 @@
 """What the gate foretells of a chunk is what it asked room for."""
 
-from node_agent.engine.gatekeeper import Chunks, Gatekeeper
+from node_agent.engine.scheduling.gatekeeper import Chunks, Gatekeeper
 from tests.support.counting_runner import FORECAST, CountingMemory, CountingRunner
 
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import CacheList, KVCache
 
-from node_agent.engine.kv_bytes import BlockArrays, to_bytes
-from node_agent.engine.kv_codec import KvCodec, RestoreError, describe_layers
+from node_agent.engine.prefix.kv_bytes import BlockArrays, to_bytes
+from node_agent.engine.prefix.kv_codec import KvCodec, RestoreError, describe_layers
 from node_agent.kvcache.block import Block, BlockHeader, LayerRecord, TensorBytes, Tier, stored
 from node_agent.kvcache.layer_kinds import LayerKind
 from node_agent.kvcache.restore_plan import BlockUse

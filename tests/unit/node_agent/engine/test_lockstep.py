@@ -2,9 +2,10 @@
 
 import pytest
 
-from node_agent.engine.feeder import Fed, FedRow, Feeder
-from node_agent.engine.gatekeeper import Gatekeeper, Tries
-from node_agent.engine.lockstep import (
+from node_agent.engine.messages import Event, Failed, Finished, Limits, PrefillProgress, Tokens
+from node_agent.engine.scheduling.feeder import Fed, FedRow, Feeder
+from node_agent.engine.scheduling.gatekeeper import Gatekeeper, Tries
+from node_agent.engine.scheduling.lockstep import (
     MAX_TOGETHER_ROWS,
     MIN_SHARE_TOKENS,
     NOBODY,
@@ -14,8 +15,7 @@ from node_agent.engine.lockstep import (
     can_walk_together,
     choose_walkers,
 )
-from node_agent.engine.messages import Event, Failed, Finished, Limits, PrefillProgress, Tokens
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import FORECAST, CountingMemory, CountingRunner, row
 
 REACH = Reach(together_tokens=8000, catch_up_tokens=250, pass_tokens=500)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node_agent.engine.pace import (
+from node_agent.engine.scheduling.pace import (
     FEED_SECONDS,
     MIN_CHUNK_TOKENS,
     Pace,

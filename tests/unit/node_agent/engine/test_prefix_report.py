@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 from node_agent.engine.messages import CacheLimits, CacheReport, CacheSettings, PrefixesHeld
-from node_agent.engine.prefix_report import NAMES_PER_MESSAGE, PrefixReporter, plan_names
-from node_agent.engine.prefix_store import PrefixStore
+from node_agent.engine.prefix.prefix_report import NAMES_PER_MESSAGE, PrefixReporter, plan_names
+from node_agent.engine.prefix.prefix_store import PrefixStore
 from tests.support.kv_blocks import DENSE, FINGERPRINT, block, long_chain
 
 

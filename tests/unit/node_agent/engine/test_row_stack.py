@@ -12,7 +12,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from node_agent.engine.row_stack import can_stack, stack, unstack, view, widest_layer_bytes
+from node_agent.engine.batching.row_stack import can_stack, stack, unstack, view, widest_layer_bytes
 
 HEADS, WIDTH = 2, 64
 

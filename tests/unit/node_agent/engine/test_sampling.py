@@ -6,15 +6,15 @@ import mlx.core as mx
 import pytest
 from mlx_lm.sample_utils import greedy_sampler
 
-from node_agent.engine.logprobs import LOWEST_LOGPROB, pick_logprobs
-from node_agent.engine.messages import SamplingParams
-from node_agent.engine.sampling import (
+from node_agent.engine.batching.logprobs import LOWEST_LOGPROB, pick_logprobs
+from node_agent.engine.batching.sampling import (
     Samplers,
     SeededSampler,
     filter_logprobs,
     processors_for,
     seed_words,
 )
+from node_agent.engine.messages import SamplingParams
 
 PROBABILITIES = [0.05, 0.4, 0.25, 0.2, 0.1]
 

@@ -3,7 +3,6 @@
 import pytest
 
 from manifests.errors import Code, Retryable
-from node_agent.engine.lockstep import Prefilling
 from node_agent.engine.messages import (
     Abort,
     ChunkMeasured,
@@ -14,8 +13,9 @@ from node_agent.engine.messages import (
     PrefillProgress,
     Tokens,
 )
-from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.waiting import MAX_PREFILLING_ROWS, Beside, can_admit, find_fault
+from node_agent.engine.scheduling.lockstep import Prefilling
+from node_agent.engine.scheduling.scheduler import Scheduler
+from node_agent.engine.scheduling.waiting import MAX_PREFILLING_ROWS, Beside, can_admit, find_fault
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 

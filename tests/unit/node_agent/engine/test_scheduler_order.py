@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from manifests.errors import Code
-from node_agent.engine.chunking import STRETCH
-from node_agent.engine.lockstep import Prefilling
+from node_agent.engine.batching.chunking import STRETCH
 from node_agent.engine.messages import Event, Failed, Finished, Generate, Limits, Tokens
-from node_agent.engine.pace import FEED_SECONDS, MIN_CHUNK_TOKENS
 from node_agent.engine.rows import PrefillStep, TokenStep
-from node_agent.engine.scheduler import Scheduler
-from node_agent.engine.waiting import Beside, WaitingLine, can_admit
+from node_agent.engine.scheduling.lockstep import Prefilling
+from node_agent.engine.scheduling.pace import FEED_SECONDS, MIN_CHUNK_TOKENS
+from node_agent.engine.scheduling.scheduler import Scheduler
+from node_agent.engine.scheduling.waiting import Beside, WaitingLine, can_admit
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 

@@ -12,7 +12,7 @@ from node_agent.engine.messages import (
     Restored,
 )
 from node_agent.engine.rows import PrefixPlan
-from node_agent.engine.scheduler import Scheduler
+from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import FORECAST, CountingMemory, CountingRunner, row
 
 BLOCK = 4

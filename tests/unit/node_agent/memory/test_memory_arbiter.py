@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from manifests.errors import Code, Refusal, Retryable
-from manifests.estimate import PrefillCase, estimate_prefill, estimate_tokens_that_fit
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.node import PressureLevel
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.node import PressureLevel
+from manifests.sizing.estimate import PrefillCase, estimate_prefill, estimate_tokens_that_fit
 from manifests.units import GIB, MIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.estimate import scale_transient
+from manifests.sizing.estimate import scale_transient
 from manifests.units import MIB
 from node_agent.memory.budget import (
     SLICE_SECONDS,

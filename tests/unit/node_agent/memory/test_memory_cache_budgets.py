@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.cache_budget import CacheBudget, CacheBudgetSpec
-from manifests.scheme import parse_object
+from manifests.kinds.cache_budget import CacheBudget, CacheBudgetSpec
+from manifests.kinds.scheme import parse_object
 from node_agent.memory.cache_budgets import (
     CachePlaces,
     FollowedBudget,

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manifests.cache_budget import CacheBudgetSpec
-from manifests.engine import EnginePhase
+from manifests.kinds.cache_budget import CacheBudgetSpec
+from manifests.kinds.engine import EnginePhase
 from manifests.units import Quantity
 from node_agent.engine.messages import CacheLimits, CacheReport, Command
 from node_agent.memory.cache_book import CacheBook, observe_directory_fault

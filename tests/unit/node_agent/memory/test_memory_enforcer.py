@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass, field, replace
 
-from manifests.engine import EnginePhase, EngineSpec
-from manifests.node import PressureLevel
+from manifests.kinds.engine import EnginePhase, EngineSpec
+from manifests.kinds.node import PressureLevel
 from node_agent.engine.messages import Abort, Command, Reclaim
 from node_agent.memory.enforcer import Enforcer, EnforcerHooks
 from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from manifests.node import PressureLevel
+from manifests.kinds.node import PressureLevel
 from node_agent.memory.enforcer_plan import (
     AbortRow,
     Action,

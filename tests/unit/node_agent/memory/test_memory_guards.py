@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from manifests.guard import MemoryGuard, MemoryGuardSpec, Tier
-from manifests.scheme import parse_object
+from manifests.kinds.guard import MemoryGuard, MemoryGuardSpec, Tier
+from manifests.kinds.scheme import parse_object
 from node_agent.memory.guards import FollowedGuard, choose_guard
 
 DEFAULT = MemoryGuardSpec()

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.node import CeilingName, PressureLevel
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.node import CeilingName, PressureLevel
 from manifests.units import GIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.limits import (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Refusal
-from manifests.guard import MemoryGuardSpec
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import MemoryGuardSpec
 from manifests.units import GIB, MIB
 from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
 from node_agent.host.base import HostMemory

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from manifests.estimate import ENGINE_BASE_BYTES
+from manifests.sizing.estimate import ENGINE_BASE_BYTES
 from manifests.units import GIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.reading import EngineUse, MemoryReading, next_reading

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from manifests.engine import EngineSpec
-from manifests.estimate import ENGINE_BASE_BYTES, PrefillCase, estimate_prefill
+from manifests.kinds.engine import EngineSpec
+from manifests.sizing.estimate import ENGINE_BASE_BYTES, PrefillCase, estimate_prefill
 from node_agent.engine.messages import Heartbeat, Limits, Loaded
 from node_agent.pool.load_plan import are_weights_counted, plan_load, plan_load_bytes
 from node_agent.pool.memory_side import MemorySide

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manifests.errors import Code, Refusal
-from manifests.model import Context, Sampling
+from manifests.kinds.model import Context, Sampling
 from manifests.prompt.body import TextPrompts
 from manifests.prompt.messages import Defaults
 from manifests.prompt.pieces import PieceKind, PiecePlan

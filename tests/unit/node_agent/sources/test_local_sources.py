@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.model import Source
+from manifests.kinds.model import Source
 from node_agent.sources import local
 from node_agent.sources.base import SourceError
 from node_agent.sources.resolver import Sources

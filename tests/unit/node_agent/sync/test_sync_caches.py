@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from manifests.cache_budget import CacheBudget, CacheBudgetSpec
-from manifests.engine import Engine, EnginePhase
-from manifests.meta import ConditionStatus, find_condition
-from manifests.node import CacheInForce
-from manifests.scheme import parse_object
+from manifests.kinds.cache_budget import CacheBudget, CacheBudgetSpec
+from manifests.kinds.engine import Engine, EnginePhase
+from manifests.kinds.meta import ConditionStatus, find_condition
+from manifests.kinds.node import CacheInForce
+from manifests.kinds.scheme import parse_object
 from node_agent.engine.messages import CacheReport, CacheSettings
 from node_agent.memory.books import MemoryState
 from node_agent.memory.cache_book import CacheBook

@@ -2,9 +2,9 @@
 
 import pytest
 
-from manifests.guard import MemoryGuardSpec, Tier
-from manifests.meta import Condition, ConditionStatus, find_condition
-from manifests.node import CeilingName, Ceilings, PressureLevel
+from manifests.kinds.guard import MemoryGuardSpec, Tier
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition
+from manifests.kinds.node import CeilingName, Ceilings, PressureLevel
 from manifests.units import GIB
 from node_agent.host.base import KernelPanic
 from node_agent.memory.books import MemoryState

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from manifests.engine import EnginePhase
 from manifests.errors import Refusal
-from manifests.guard import MemoryGuardSpec
+from manifests.kinds.engine import EnginePhase
+from manifests.kinds.guard import MemoryGuardSpec
 from node_agent.engine.messages import Loaded
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests.engine import Engine
-from manifests.scheme import parse_object
+from manifests.kinds.engine import Engine
+from manifests.kinds.scheme import parse_object
 from node_agent.sync.cached_wants import load_engines, save_engines
 from node_agent.sync.identity import load_identity, node_name_of
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from manifests.engine import EnginePhase, EngineSpec
-from manifests.meta import Condition, ConditionStatus
-from manifests.node import PressureLevel
-from manifests.scheme import parse_object
+from manifests.kinds.engine import EnginePhase, EngineSpec
+from manifests.kinds.meta import Condition, ConditionStatus
+from manifests.kinds.node import PressureLevel
+from manifests.kinds.scheme import parse_object
 from node_agent.memory.enforcer_plan import AbortRow, Action, Evict, ReclaimCache, ShrinkHotCache
 from node_agent.pool.base import EngineView, EngineWant
 from node_agent.sync.occurrences import (

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from manifests.engine import ENGINE_FINALIZER, Engine, EnginePhase
-from manifests.meta import find_condition
-from manifests.scheme import parse_object
+from manifests.kinds.engine import ENGINE_FINALIZER, Engine, EnginePhase
+from manifests.kinds.meta import find_condition
+from manifests.kinds.scheme import parse_object
 from node_agent.pool.base import EngineView, EngineWant
 from node_agent.sync.plan import (
     EngineFigures,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from manifests.meta import Condition, ConditionStatus, find_condition
-from manifests.node import Ceilings, Node, NodeInfo, NodeStatus, PressureLevel
-from manifests.scheme import parse_object
+from manifests.kinds.meta import Condition, ConditionStatus, find_condition
+from manifests.kinds.node import Ceilings, Node, NodeInfo, NodeStatus, PressureLevel
+from manifests.kinds.scheme import parse_object
 from manifests.times import format_micro_time
 from node_agent.memory.books import MemoryState
 from node_agent.sync.conditions import HealthNow, NodeNow

@@ -1,0 +1,1 @@
+"""Which node: fit, filters, scores, reservations, and the line when none fits now."""

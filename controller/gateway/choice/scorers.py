@@ -1,0 +1,184 @@
+"""How many seconds until a request's first token on each endpoint, and what it costs others; pure.
+
+Scores are seconds, never counts, so that unequal machines compare. Called by the decision.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.gateway.choice.demand import NOTHING_HELD, Demand, Hold
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
+from manifests.kinds.engine import EnginePhase
+
+FRESH_SECONDS = 1.0
+"""Up to this age a report counts as it stands; agents send one a second at least."""
+
+_FADE_SECONDS = 2.0
+_UNMEASURED_PREFILL = 500.0
+_UNMEASURED_DECODE = 20.0
+_UNMEASURED_LOAD_SECONDS = 10.0
+# An engine that is already loading is taken to be half way.
+_LOADING_RATIO = 0.5
+# Copying a block is taken to be so many times faster than computing it until one was restored.
+_UNMEASURED_RESTORE_RATIO = 20.0
+# By how much one more row slows every other while they decode together; an assumption.
+_SLOWDOWN_RATIO = 0.25
+# A node whose ceilings were lowered to 0.75 after panics must be this x 0.25 seconds better.
+_PANIC_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the seconds go.
+
+    `decode` is what this request and its neighbours lose while they decode together, and what a
+    slower engine takes longer than the fastest; `penalty` is for a node that panicked.
+    """
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    restore: float = 0.0
+    decode: float = 0.0
+    wake: float = 0.0
+    penalty: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        first = self.queue + self.prefill + self.restore
+        return first + self.decode + self.wake + self.penalty
+
+    @property
+    def first_token(self) -> float:
+        """The seconds until the first token."""
+        return self.queue + self.prefill + self.restore + self.wake
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An endpoint and its estimate; `ever_bytes` is its size, 0 when unknown."""
+
+    endpoint: EndpointView
+    parts: Parts
+
+    @property
+    def seconds(self) -> float:
+        """The estimate as one figure."""
+        return self.parts.total
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens per second of one engine, as measured or assumed."""
+
+    prefill: float
+    decode: float
+    restore: float
+    best_decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work of one engine: requests, which need not be whole, and seconds of prompts ahead."""
+
+    requests: float = 0.0
+    ahead_seconds: float = 0.0
+
+
+def score_endpoints(
+    endpoints: Sequence[EndpointView],
+    demand: Demand,
+    holds: Mapping[EndpointKey, Hold],
+    *,
+    cached: Mapping[EndpointKey, int] | None = None,
+    now_seconds: float = 0.0,
+) -> tuple[Scored, ...]:
+    """Return each endpoint with its estimate, in the order given.
+
+    An endpoint that has measured no rate yet is taken to be as fast as the fastest, so that it
+    gets work and measures one.
+    """
+    prefill = max((item.prefill_tokens_per_second for item in endpoints), default=0.0)
+    decode = max((item.decode_tokens_per_second for item in endpoints), default=0.0)
+    found = []
+    for item in endpoints:
+        rate = item.prefill_tokens_per_second or prefill or _UNMEASURED_PREFILL
+        rates = Rates(
+            prefill=rate,
+            decode=item.decode_tokens_per_second or decode or _UNMEASURED_DECODE,
+            restore=item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO,
+            best_decode=decode or _UNMEASURED_DECODE,
+        )
+        hold = holds.get(item.key, NOTHING_HELD)
+        requests = count_requests(item, hold, now_seconds - item.reported_seconds)
+        ahead = estimate_ahead_seconds(item, demand, hold, rate, now_seconds)
+        load = Load(requests, ahead)
+        parts = estimate_parts(item, demand, rates, load, (cached or {}).get(item.key, 0))
+        found.append(Scored(item, parts))
+    return tuple(found)
+
+
+def estimate_parts(
+    endpoint: EndpointView, demand: Demand, rates: Rates, load: Load, cached_tokens: int
+) -> Parts:
+    """Return where the seconds of one request go on one endpoint."""
+    cached = max(0, min(cached_tokens, demand.prompt_tokens - 1))
+    queue = load.ahead_seconds
+    alone = demand.output_tokens / rates.decode
+    if endpoint.max_running:
+        # Those over the places must each wait for one of the running requests to end.
+        over = max(0.0, load.requests + 1 - endpoint.max_running)
+        queue += over * alone / endpoint.max_running
+    slower = alone - demand.output_tokens / rates.best_decode
+    return Parts(
+        queue=queue,
+        prefill=(demand.prompt_tokens - cached) / rates.prefill,
+        restore=cached / rates.restore,
+        decode=max(0.0, slower) + alone * load.requests * _SLOWDOWN_RATIO,
+        wake=estimate_wake_seconds(endpoint),
+        penalty=(1.0 - endpoint.panic_ratio) * _PANIC_SECONDS,
+    )
+
+
+def estimate_wake_seconds(endpoint: EndpointView) -> float:
+    """Return how long a request waits for the engine to come back, 0 for one that is there."""
+    if not endpoint.wakes:
+        return 0.0
+    seconds = endpoint.load_seconds or _UNMEASURED_LOAD_SECONDS
+    return seconds * _LOADING_RATIO if endpoint.phase is EnginePhase.LOADING else seconds
+
+
+def trust_ratio(age_seconds: float) -> float:
+    """Return how far a report of this age is believed: wholly at first, then less and less."""
+    if age_seconds <= FRESH_SECONDS:
+        return 1.0
+    return math.exp(-(age_seconds - FRESH_SECONDS) / _FADE_SECONDS)
+
+
+def count_requests(endpoint: EndpointView, hold: Hold, age_seconds: float = 0.0) -> float:
+    """Return the requests on an endpoint: as reported plus unseen, never less than our own.
+
+    An old report fades towards what we have there ourselves, so that it can neither shut a node
+    out for good nor draw everybody to it.
+    """
+    reported = endpoint.running + endpoint.waiting + hold.unseen_requests
+    more = max(0, reported - hold.requests)
+    return hold.requests + more * trust_ratio(age_seconds)
+
+
+def estimate_ahead_seconds(
+    endpoint: EndpointView, demand: Demand, hold: Hold, prefill_rate: float, now_seconds: float
+) -> float:
+    """Return for how long the engine still computes prompts that came before.
+
+    Ours are known: each begins when it was sent or the one before is done. Others that wait are
+    taken to be as long as this request.
+    """
+    free_at = float("-inf")
+    for tokens, since_seconds in hold.feeding:
+        free_at = max(free_at, since_seconds) + tokens / prefill_rate
+    own = max(0.0, free_at - now_seconds)
+    others = max(0, endpoint.waiting - (hold.requests - hold.unseen_requests))
+    trust = trust_ratio(now_seconds - endpoint.reported_seconds)
+    return own + others * trust * demand.prompt_tokens / prefill_rate

@@ -1,0 +1,1 @@
+"""Prompts to token ids, with each model's own tokenizer in a process of its own."""

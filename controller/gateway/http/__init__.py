@@ -1,0 +1,1 @@
+"""The words of HTTP at the gateway's door: requests in, bodies peeked at, events out."""

@@ -1,0 +1,1 @@
+"""What the gateway knows of the fleet: its engines, their reports, prefixes and health."""

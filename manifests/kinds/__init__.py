@@ -1,0 +1,1 @@
+"""The declared kinds and the scheme that lists them."""

@@ -1,0 +1,1 @@
+"""Forward passes over rows: prefill, joint decode, sampling and their arrays."""

@@ -1,0 +1,1 @@
+"""What runs next and how much of it: waiting rows, pace, lockstep, and the memory gate."""
