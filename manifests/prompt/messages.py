@@ -28,7 +28,8 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """First reply: the tokenizer is loaded. `decoder` is its JSON, for window plans.
 
     `text_fingerprint` names the files it was loaded from; empty where they cannot be told of.
-    Without a table asked for, `pieces` is empty.
+    Without a table asked for, `pieces` is empty. `thinking` names the style of
+    manifests/prompt/thinking.py that the model knows; empty when it knows none.
     """
 
     plan: PiecePlan
@@ -39,6 +40,7 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     has_chat_template: bool
     defaults: Defaults
     text_fingerprint: str = ""
+    thinking: str = ""
 
 
 class EncodeTexts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):

@@ -39,6 +39,7 @@ from manifests.prompt.messages import (
     frame,
 )
 from manifests.prompt.pieces import build_pieces, plan_pieces
+from manifests.prompt.thinking import MARK_TOKENS, find_style
 from manifests.wire.prefix_chain import pack_tokens
 
 _MESSAGE_CHARACTERS = 300
@@ -66,18 +67,26 @@ def describe(tokenizer: Any, directory: Path, *, ids_only: bool = False) -> Toke
     plan = plan_pieces(decoder)
     added = backend.get_added_tokens_decoder()
     special = sorted(number for number, token in added.items() if token.special)
+    unseen = frozenset(number for number in special if added[number].content not in MARK_TOKENS)
     size = max([backend.get_vocab_size(with_added_tokens=True), *(n + 1 for n in added)])
     tokens = [] if ids_only else [backend.id_to_token(number) for number in range(size)]
     return TokenizerReady(
         plan=plan,
-        pieces=build_pieces(plan, tokens, frozenset(special)),
+        pieces=build_pieces(plan, tokens, unseen),
         decoder=json.dumps(decoder),
         special_ids=special,
         bos_token_id=tokenizer.bos_token_id,
         has_chat_template=bool(tokenizer.chat_template),
         defaults=read_defaults(directory, tokenizer.eos_token_id),
         text_fingerprint=_fingerprint(directory),
+        thinking=find_style(backend.get_vocab(with_added_tokens=True), _template_text(tokenizer)),
     )
+
+
+def _template_text(tokenizer: Any) -> str:
+    """Return the chat template, or all of them where a model has several by name."""
+    template = tokenizer.chat_template or ""
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
 
 def answer(tokenizer: Any, command: TextCommand) -> TextReply:

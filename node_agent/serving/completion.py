@@ -23,6 +23,7 @@ from node_agent.engine.messages import (
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.pool.base import Lease, Pool, TokenStream
+from node_agent.serving.beginning import begin_rows
 from node_agent.serving.commands import Share, plan_command
 from node_agent.serving.continuing import name_again, resume
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
@@ -32,7 +33,6 @@ from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TextModel, TextModels
-from node_agent.text.stops import StopMatcher
 
 _LOG = structlog.get_logger(__name__)
 _DEFAULT_CHUNK_TOKENS = 512
@@ -99,10 +99,7 @@ class Completions:
         )
         if request.continues is not None:
             identity = name_again(identity, request.continues, len(text.ready.pieces))
-        rows = [
-            RowText(index, text.new_detokenizer(), StopMatcher(request.stop), text.ready.pieces)
-            for index in range(request.rows)
-        ]
+        rows = begin_rows(request, text, spec.reasoning_parser, prompts)
         caps = [outputs[index // request.choices] for index in range(request.rows)]
         endings = resume(request, rows, caps)
         commands = [
@@ -297,8 +294,7 @@ class Run:
         if self.timing.first_token_seconds is None:
             self.timing.first_token_seconds = now
         self.timing.last_token_seconds = now
-        delta = row.text.feed(event.ids, event.logprobs)
-        if delta is not None:
+        for delta in row.text.feed(event.ids, event.logprobs):
             self._events.put_nowait(delta)
         if row.text.stopped:
             self._end(row, [row.text.close("stop")])
