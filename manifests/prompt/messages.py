@@ -43,20 +43,33 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     thinking: str = ""
 
 
+NO_LIMIT = 2**31 - 1
+"""Of tokens: more than any prompt has."""
+
+
 class EncodeTexts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
-    """Tokenize plain texts, with the special tokens the tokenizer adds by itself."""
+    """Tokenize plain texts, with the special tokens the tokenizer adds by itself.
+
+    When one has more than `most_tokens`, the reply has their lengths alone: millions of ids
+    would keep an event loop from everyone else only to be refused.
+    """
 
     number: int
     texts: list[str]
+    most_tokens: int = NO_LIMIT
 
 
 class EncodeChat(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
-    """Render a chat and tokenize it; the template alone writes the special tokens."""
+    """Render a chat and tokenize it; the template alone writes the special tokens.
+
+    `most_tokens` as in EncodeTexts.
+    """
 
     number: int
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = {}
+    most_tokens: int = NO_LIMIT
 
 
 class EncodeBody(msgspec.Struct, frozen=True, kw_only=True, tag="body"):
@@ -85,6 +98,13 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
     ids: list[list[int]]
 
 
+class TooLong(msgspec.Struct, frozen=True, kw_only=True, tag="long"):
+    """How many tokens each text has, or the one chat, when that is too many."""
+
+    number: int
+    tokens: list[int]
+
+
 class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The input cannot be rendered; number -1 says the tokenizer cannot be loaded."""
 
@@ -93,7 +113,7 @@ class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 TextCommand = EncodeTexts | EncodeChat | EncodeBody
-TextReply = TokenizerReady | Encoded | PackedPrompts | TextRefused
+TextReply = TokenizerReady | Encoded | PackedPrompts | TooLong | TextRefused
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_text_command = msgspec.msgpack.Decoder(TextCommand).decode

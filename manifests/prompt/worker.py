@@ -28,6 +28,7 @@ from manifests.prompt.files import TextFilesError, read_text_files, text_fingerp
 from manifests.prompt.messages import (
     HEADER_BYTES,
     EncodeBody,
+    EncodeChat,
     Encoded,
     EncodeTexts,
     PackedPrompts,
@@ -35,6 +36,7 @@ from manifests.prompt.messages import (
     TextRefused,
     TextReply,
     TokenizerReady,
+    TooLong,
     decode_text_command,
     frame,
 )
@@ -92,16 +94,23 @@ def _template_text(tokenizer: Any) -> str:
 def answer(tokenizer: Any, command: TextCommand) -> TextReply:
     """Return the reply to one command."""
     if isinstance(command, EncodeTexts):
-        return Encoded(number=command.number, ids=_encode_texts(tokenizer, command.texts))
+        return _within(command, _encode_texts(tokenizer, command.texts))
     try:
         if isinstance(command, EncodeBody):
             prompts = [pack_tokens(ids) for ids in _encode_body(tokenizer, command)]
             return PackedPrompts(number=command.number, prompts=prompts)
         ids = _encode_chat(tokenizer, command.messages, command.tools, command.variables)
-        return Encoded(number=command.number, ids=[ids])
+        return _within(command, [ids])
     except Exception as error:  # noqa: BLE001  templates are foreign code; any fault is an answer
         reason = str(error).strip()[:_MESSAGE_CHARACTERS] or type(error).__name__
         return TextRefused(number=command.number, message=reason)
+
+
+def _within(command: EncodeTexts | EncodeChat, ids: list[list[int]]) -> Encoded | TooLong:
+    tokens = [len(one) for one in ids]
+    if max(tokens, default=0) > command.most_tokens:
+        return TooLong(number=command.number, tokens=tokens)
+    return Encoded(number=command.number, ids=ids)
 
 
 def _encode_body(tokenizer: Any, command: EncodeBody) -> list[list[int]]:
