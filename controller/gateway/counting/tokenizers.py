@@ -128,23 +128,24 @@ class Tokenizers:
         link = entry.link
         if link is None or not link.alive or link.waiting >= _MOST_WAITING:
             return None
+        hung = asyncio.get_running_loop().call_later(
+            _HUNG_SECONDS, self._kill_hung, fingerprint, link
+        )
         try:
-            async with asyncio.timeout(_HUNG_SECONDS):
-                reply = await link.ask(
-                    lambda number: EncodeBody(
-                        number=number,
-                        chat=prompt.chat,
-                        body=prompt.body,
-                        variables=prompt.variables,
-                    )
+            reply = await link.ask(
+                lambda number: EncodeBody(
+                    number=number, chat=prompt.chat, body=prompt.body, variables=prompt.variables
                 )
-        except TimeoutError:
-            _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
-            link.kill()
-            return None
+            )
         except ProcessLostError:
             return None
+        finally:
+            hung.cancel()
         return tuple(reply.prompts) if isinstance(reply, PackedPrompts) else None
+
+    def _kill_hung(self, fingerprint: str, link: TokenizerLink) -> None:
+        _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
+        link.kill()
 
     def _entry(self, fingerprint: str, *, asked: bool = False) -> _Entry | None:
         """Return the entry of a fingerprint that nodes have, loading it if need be and may be.

@@ -5,8 +5,8 @@ Knows HTTP and the OpenAI error form, nothing of fleets. Called by the handlers 
 
 import asyncio
 import json
+import os
 import re
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Inbound:
         headers = tuple(scope["headers"])
         given = find_header(headers, b"x-request-id")
         valid = given is not None and _REQUEST_ID.match(given) is not None
-        request_id = given.decode("ascii") if given and valid else f"req-{uuid.uuid4().hex}"
+        request_id = given.decode("ascii") if given and valid else f"req-{os.urandom(16).hex()}"
         return cls(scope["method"], scope["path"], headers, request_id, receive)
 
     async def read_body(self, limit_bytes: int) -> bytes | Refusal:
