@@ -142,8 +142,7 @@ class Completions:
         return self._parts.door.admit(exchange.caller, exchange.down, cost)
 
     async def _forward(self, exchange: Exchange) -> str:
-        async with exchange.inbound.until_client_leaves():
-            ending = await self._parts.proxy.forward(exchange)
+        ending = await exchange.inbound.until_client_leaves(self._parts.proxy.forward(exchange))
         if isinstance(ending, Finished) and ending.usage is not None:
             self._parts.prompts.compare(exchange, ending.usage)
         match ending:
