@@ -128,9 +128,7 @@ class Tokenizers:
         link = entry.link
         if link is None or not link.alive or link.waiting >= _MOST_WAITING:
             return None
-        hung = asyncio.get_running_loop().call_later(
-            _HUNG_SECONDS, self._kill_hung, fingerprint, link
-        )
+        hung = asyncio.get_running_loop().call_later(_HUNG_SECONDS, _kill_hung, fingerprint, link)
         try:
             reply = await link.ask(
                 lambda number: EncodeBody(
@@ -142,10 +140,6 @@ class Tokenizers:
         finally:
             hung.cancel()
         return tuple(reply.prompts) if isinstance(reply, PackedPrompts) else None
-
-    def _kill_hung(self, fingerprint: str, link: TokenizerLink) -> None:
-        _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
-        link.kill()
 
     def _entry(self, fingerprint: str, *, asked: bool = False) -> _Entry | None:
         """Return the entry of a fingerprint that nodes have, loading it if need be and may be.
@@ -254,3 +248,8 @@ def plan_sources(reported: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
             if address not in held:
                 held.append(address)
     return sources
+
+
+def _kill_hung(fingerprint: str, link: TokenizerLink) -> None:
+    _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
+    link.kill()

@@ -49,6 +49,27 @@ class Patience:
     is_gone: Callable[[float], bool] = lambda _silent_seconds: False
 
 
+class _News:
+    """What one task waits for: anything that happens on its link."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Return after the next event."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def tell(self) -> None:
+        """Wake who waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class Link(asyncio.Protocol):
     """One connection; all methods belong to one event loop."""
 
@@ -60,7 +81,7 @@ class Link(asyncio.Protocol):
         self._patience = Patience(0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._heard_seconds = 0.0
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = _News()
         self._fault: Fault | None = None
         self._busy = self._heard = self._full = self._held_up = False
         self._sent = True
@@ -84,7 +105,7 @@ class Link(asyncio.Protocol):
             await self._send_pieces(self._transport, head, body)
         while not self.reader.has_head:
             self._raise_if_failed()
-            await self._wait()
+            await self._news.wait()
 
     async def read(self) -> bytes:
         """Return what has come of the body, as soon as any has; empty at its end.
@@ -94,7 +115,7 @@ class Link(asyncio.Protocol):
         reader = self.reader
         while not (reader.waiting_bytes or reader.ended):
             self._raise_if_failed()
-            await self._wait()
+            await self._news.wait()
         if self._held_up and self._transport is not None:
             self._held_up, self._heard_seconds = False, self._loop.time()
             self._transport.resume_reading()
@@ -138,13 +159,13 @@ class Link(asyncio.Protocol):
             assert self._transport is not None  # noqa: S101 - it has brought the data
             self._held_up = True
             self._transport.pause_reading()
-        self._wake()
+        self._news.tell()
 
     def connection_lost(self, _fault: Exception | None) -> None:
         """Nothing comes any more."""
         self.closed = True
         self.reader.end_input()
-        self._wake()
+        self._news.tell()
 
     def pause_writing(self) -> None:
         """The socket takes no more."""
@@ -153,7 +174,7 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The socket takes more."""
         self._full = False
-        self._wake()
+        self._news.tell()
 
     async def _send_pieces(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
         view, self._sent = memoryview(body), False
@@ -161,7 +182,7 @@ class Link(asyncio.Protocol):
         for start in range(0, len(body), _PIECE_BYTES):
             while self._full and not self.reader.has_head:
                 self._raise_if_failed()
-                await self._wait()
+                await self._news.wait()
             self._raise_if_failed()
             if self.reader.has_head:
                 return
@@ -177,17 +198,6 @@ class Link(asyncio.Protocol):
             fault = Fault.CLOSED
         if fault is not None:
             raise LinkError(fault, heard=self._heard)
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _check(self) -> None:
         """Give up an answer that is silent for too long, else look again soon."""
@@ -209,4 +219,4 @@ class Link(asyncio.Protocol):
         # The body ends here and not by cancelling its reader, which may be writing to the client:
         # nobody could tell then what the client has.
         self.close()
-        self._wake()
+        self._news.tell()
