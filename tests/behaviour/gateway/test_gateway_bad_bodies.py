@@ -91,8 +91,12 @@ def resident_bytes(part: Part) -> int:
 
 def held(part: Part) -> float:
     """Return the requests in flight and in the line, by the gateway's own metrics."""
+    return total(part, "mlxfleet_gateway_in_flight", "mlxfleet_gateway_queue_depth")
+
+
+def total(part: Part, *names: str) -> float:
+    """Return the sum of some metrics without labels."""
     text = httpx.get(part.url + "/metrics", timeout=30, trust_env=False).text
-    names = ("mlxfleet_gateway_in_flight", "mlxfleet_gateway_queue_depth")
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.split(" ")[0] in names)
 
 
@@ -103,6 +107,11 @@ def test_every_bad_request_gets_a_4xx_and_leaves_nothing_behind(tmp_path):
         fleet.serve("tiny", tiny_model("llama"))
         part = fleet.controller
         port = int(part.url.rsplit(":", 1)[1])
+        # Loading it takes a core for seconds, which on a small machine is everybody's.
+        eventually(
+            lambda: total(part, "mlxfleet_gateway_tokenizer_processes") == 1,
+            "the gateway has the tokenizer",
+        )
         asyncio.run(send_all(port, requests[:WARM]))
         eventually(lambda: held(part) == 0, "nothing is in flight")
         before_sockets, before_bytes = sockets(part), resident_bytes(part)
