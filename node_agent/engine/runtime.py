@@ -174,7 +174,11 @@ class Runtime:
         worked = scheduler.busy
         if worked:
             self._show(time.monotonic())
-            events += scheduler.step()
+            events += scheduler.decode()
+            if events:
+                # A chunk takes a while, and what was decoded is not to wait for it.
+                self._emit(events)
+            events = scheduler.feed()
         self._steps += 1
         self._show(None)
         if self._reporter is not None:
