@@ -131,14 +131,11 @@ class Scheduler:
             )
         ]
 
-    def step(self) -> list[Event]:
-        """Decode once, then feed at most one chunk; return what both did, in order."""
-        return [*self.decode(), *self.feed()]
+    def step(self, between: Callable[[list[Event]], None] | None = None) -> list[Event]:
+        """Decode once, then feed at most one chunk; return what it did, in order.
 
-    def decode(self) -> list[Event]:
-        """Do the first half of a step: end what is overdue, let rows in, decode once.
-
-        Who sends what it did before the second half spares running rows a chunk's time.
+        What was decoded is handed to `between` instead, before anything is fed: a chunk takes a
+        while. It may submit, steer, cancel and abort.
         """
         self._gatekeeper.watch()
         events: list[Event] = []
@@ -153,12 +150,12 @@ class Scheduler:
             self._line.note_decode(self._clock() - started_seconds)
         for token in tokens:
             events.extend(self._note_token(token))
-        return events
-
-    def feed(self) -> list[Event]:
-        """Do the second half of a step: feed at most one chunk, let rows that are through join."""
+        if between is not None:
+            between(events)
+            events = []
+            self._admit()
         fed = self._line.feed(len(self._by_id) - len(self._line))
-        events = [*fed.events]
+        events += fed.events
         for joined in fed.joined:
             self._sharing.leave(joined.command.request_id)
         for token in self._runner.first_tokens():

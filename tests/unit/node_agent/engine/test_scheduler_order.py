@@ -207,8 +207,31 @@ def test_what_was_decoded_is_told_before_the_chunk_of_the_same_step():
     engine = with_running(token_seconds=0.01)
     engine.submit(row("long", 4000))
     engine.step(2)
-    before_seconds = engine.runner.seconds
-    told = engine.scheduler.decode()
+    started_seconds = engine.runner.seconds
+    told: list[Event] = []
+    took_seconds = []
+
+    def between(events: list[Event]) -> None:
+        told.extend(events)
+        took_seconds.append(engine.runner.seconds - started_seconds)
+
+    left = engine.scheduler.step(between)
     assert [one.request_id for one in told if isinstance(one, Tokens)] == ["running"]
-    assert engine.runner.seconds - before_seconds == pytest.approx(engine.runner.decode_seconds)
-    assert any(isinstance(one, PrefillProgress) for one in engine.scheduler.feed())
+    assert took_seconds == [pytest.approx(engine.runner.decode_seconds)]
+    assert any(isinstance(one, PrefillProgress) for one in left)
+
+
+def test_what_comes_while_a_step_decodes_is_fed_in_the_same_step():
+    engine = with_running(token_seconds=0.01)
+    left = engine.scheduler.step(lambda _events: engine.submit(row("new", 20)))
+    assert "new" in [one.request_id for one in left if isinstance(one, PrefillProgress)]
+
+
+def test_a_row_that_is_cancelled_between_decode_and_feed_is_gone():
+    engine = with_running(token_seconds=0.01)
+    engine.submit(row("long", 4000))
+    engine.step(2)
+    ended: list[Event] = []
+    left = engine.scheduler.step(lambda _events: ended.extend(engine.scheduler.cancel("long")))
+    assert [type(one) for one in ended] == [Finished]
+    assert not any(getattr(one, "request_id", "") == "long" for one in left)
