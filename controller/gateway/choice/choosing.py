@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from controller.gateway.choice.demand import Demand
 from controller.gateway.choice.fit import describe_never
-from controller.gateway.choice.queueing import Claims, Seat
+from controller.gateway.choice.queueing import Claims
 from controller.gateway.choice.reservations import Amount, HeldPlace, Reservations
-from controller.gateway.choice.selection import Circumstances, Decision, Outcome, decide
+from controller.gateway.choice.selection import Circumstances, Decision, decide
 from controller.gateway.nodes.breaker import Breakers
 from controller.gateway.nodes.endpoints import EndpointKey
 from controller.gateway.nodes.fleet import Fleet
@@ -68,13 +68,6 @@ class Chooser:
             complete=view.is_complete(question.model),
         )
         return decide(candidates, question.demand, around, self._random.random())
-
-    def seat(self, question: Question, claimed: Claims = frozenset()) -> Seat:
-        """Decide, and hold a place where the request is sent."""
-        decision = self.consider(question, claimed)
-        if decision.outcome is not Outcome.SEND:
-            return Seat(decision)
-        return Seat(decision, self.hold(decision))
 
     def hold(self, decision: Decision) -> HeldPlace:
         """Hold the place that a decision is about, once more if need be."""

@@ -156,7 +156,7 @@ async def test_a_stream_that_breaks_goes_on_at_another_node(
     agents = two_agents(after_three(last))
     async with gateway_host(*agents, **settings) as host:
         heard = await hear(host, temperature=0)
-        assert heard.told_once() == ({0: "abcde"}, {0: 0}, {0: ["stop"]}, [(7, 5)])
+        assert heard.told_once() == ({0: "abcde"}, {0: ""}, {0: 0}, {0: ["stop"]}, [(7, 5)])
         [asked] = continuations(agents)
         [first] = [call for call in calls_of(agents) if call is not asked]
         assert asked.agent is not first.agent
