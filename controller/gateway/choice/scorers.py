@@ -24,6 +24,12 @@ _LOADING_RATIO = 0.5
 _UNMEASURED_RESTORE_RATIO = 20.0
 # By how much one more row slows every other while they decode together; an assumption.
 _SLOWDOWN_RATIO = 0.25
+# Clients ask for room more generously than answers use it; what is above says nothing of speed.
+_LIKELY_OUTPUT_TOKENS = 512
+# After so many requests that went elsewhere a rate is believed to be twice what was measured, and
+# so on, up to the fastest. A node that is k times as slow is then tried once in so many x (k - 1)
+# requests, which makes the mean request slower by a 32nd, whatever k is.
+_PASSED_TO_DOUBLE = 32.0
 # A node whose ceilings were lowered to 0.75 after panics must be this x 0.25 seconds better.
 _PANIC_SECONDS = 10.0
 
@@ -57,7 +63,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """An endpoint and its estimate; `ever_bytes` is its size, 0 when unknown."""
+    """An endpoint and its estimate."""
 
     endpoint: EndpointView
     parts: Parts
@@ -92,22 +98,26 @@ def score_endpoints(
     holds: Mapping[EndpointKey, Hold],
     *,
     cached: Mapping[EndpointKey, int] | None = None,
+    passed: Mapping[EndpointKey, int] | None = None,
     now_seconds: float = 0.0,
 ) -> tuple[Scored, ...]:
     """Return each endpoint with its estimate, in the order given.
 
     An endpoint that has measured no rate yet is taken to be as fast as the fastest, so that it
-    gets work and measures one.
+    gets work and measures one. `passed` is how many requests went elsewhere since its last: a
+    rate that was measured in a bad moment must not keep the work away that would correct it.
     """
     prefill = max((item.prefill_tokens_per_second for item in endpoints), default=0.0)
     decode = max((item.decode_tokens_per_second for item in endpoints), default=0.0)
     found = []
     for item in endpoints:
-        rate = item.prefill_tokens_per_second or prefill or _UNMEASURED_PREFILL
+        over = (passed or {}).get(item.key, 0)
+        rate = believe_rate(item.prefill_tokens_per_second, prefill or _UNMEASURED_PREFILL, over)
         rates = Rates(
             prefill=rate,
-            decode=item.decode_tokens_per_second or decode or _UNMEASURED_DECODE,
-            restore=item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO,
+            decode=believe_rate(item.decode_tokens_per_second, decode or _UNMEASURED_DECODE, over),
+            # What is cached is never dearer than what is not: restores were slow once, not for ever.
+            restore=max(item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO, rate),
             best_decode=decode or _UNMEASURED_DECODE,
         )
         hold = holds.get(item.key, NOTHING_HELD)
@@ -119,18 +129,26 @@ def score_endpoints(
     return tuple(found)
 
 
+def believe_rate(measured: float, best: float, passed: int) -> float:
+    """Return the rate to reckon with: as measured, and ever better while others get the work."""
+    if measured <= 0:
+        return best
+    return max(measured, min(best, measured * (1 + passed / _PASSED_TO_DOUBLE)))
+
+
 def estimate_parts(
     endpoint: EndpointView, demand: Demand, rates: Rates, load: Load, cached_tokens: int
 ) -> Parts:
     """Return where the seconds of one request go on one endpoint."""
     cached = max(0, min(cached_tokens, demand.prompt_tokens - 1))
     queue = load.ahead_seconds
-    alone = demand.output_tokens / rates.decode
+    output = min(demand.output_tokens, _LIKELY_OUTPUT_TOKENS)
+    alone = output / rates.decode
     if endpoint.max_running:
         # Those over the places must each wait for one of the running requests to end.
         over = max(0.0, load.requests + 1 - endpoint.max_running)
         queue += over * alone / endpoint.max_running
-    slower = alone - demand.output_tokens / rates.best_decode
+    slower = alone - output / rates.best_decode
     return Parts(
         queue=queue,
         prefill=(demand.prompt_tokens - cached) / rates.prefill,
