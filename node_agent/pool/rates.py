@@ -59,6 +59,7 @@ class RateMeter:
         """`clock` tells monotonic seconds."""
         self._clock = clock
         self._prefill = NOTHING_MEASURED
+        self._depth = NOTHING_MEASURED
         self._decode = NOTHING_MEASURED
         self._last_token: dict[str, float] = {}
 
@@ -68,16 +69,23 @@ class RateMeter:
         return self._prefill.value if self._prefill.enough else 0.0
 
     @property
+    def prefill_context_tokens(self) -> float:
+        """How many tokens lay before those that the prefill rate was measured with."""
+        return self._depth.value
+
+    @property
     def decode_tokens_per_second(self) -> float:
         """Tokens a second that one request gets."""
         return 1 / self._decode.value if self._decode.enough else 0.0
 
-    def note_prefill(self, chunk_tokens: int, seconds: float) -> None:
-        """Take in one row's share of a chunk."""
+    def note_prefill(self, chunk_tokens: int, seconds: float, done_tokens: int = 0) -> None:
+        """Take in one row's share of a chunk, after which so much of its prompt is done."""
         if seconds <= 0 or chunk_tokens <= 0:
             return
         weight = chunk_tokens / _PREFILL_WEIGHT_TOKENS
-        self._prefill = blend(self._prefill, chunk_tokens / seconds, weight, self._clock())
+        now, before = self._clock(), max(0.0, done_tokens - chunk_tokens / 2)
+        self._prefill = blend(self._prefill, chunk_tokens / seconds, weight, now)
+        self._depth = blend(self._depth, before, weight, now)
 
     def note_tokens(self, request_id: str, count: int) -> None:
         """Take in a request's new tokens; its first ones only begin the measurement."""

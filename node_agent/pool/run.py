@@ -124,7 +124,9 @@ class EngineRun:
 
     def generate(self, command: Generate) -> RowStream:
         """Send a row; the stream has already failed when the process cannot take it."""
-        stream = RowStream(command.request_id, self._cancel, self._tools.clock())
+        stream = RowStream(
+            command.request_id, self._cancel, self._tools.clock(), len(command.prompt)
+        )
         if command.request_id in self.streams:
             stream.put(failed(command.request_id, Code.INTERNAL, "the request id is in use"))
             return stream
@@ -183,7 +185,7 @@ class EngineRun:
             case Failed():
                 self.rates.note_end(event.request_id)
             case PrefillProgress():
-                self.rates.note_prefill(event.chunk_tokens, event.seconds)
+                self.rates.note_prefill(event.chunk_tokens, event.seconds, event.done_tokens)
             case Tokens():
                 self.rates.note_tokens(event.request_id, len(event.ids))
         if self.streams.deliver(event):

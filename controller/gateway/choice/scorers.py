@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.gateway.choice.demand import NOTHING_HELD, Demand, Hold
+from controller.gateway.choice.rates import Rates, plan_rates
 from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
 from manifests.kinds.engine import EnginePhase
 
@@ -15,21 +16,13 @@ FRESH_SECONDS = 1.0
 """Up to this age a report counts as it stands; agents send one a second at least."""
 
 _FADE_SECONDS = 2.0
-_UNMEASURED_PREFILL = 500.0
-_UNMEASURED_DECODE = 20.0
 _UNMEASURED_LOAD_SECONDS = 10.0
 # An engine that is already loading is taken to be half way.
 _LOADING_RATIO = 0.5
-# Copying a block is taken to be so many times faster than computing it until one was restored.
-_UNMEASURED_RESTORE_RATIO = 20.0
 # By how much one more row slows every other while they decode together; an assumption.
 _SLOWDOWN_RATIO = 0.25
 # Clients ask for room more generously than answers use it; what is above says nothing of speed.
 _LIKELY_OUTPUT_TOKENS = 512
-# After so many requests that went elsewhere a rate is believed to be twice what was measured, and
-# so on, up to the fastest. A node that is k times as slow is then tried once in so many x (k - 1)
-# requests, which makes the mean request slower by a 32nd, whatever k is.
-_PASSED_TO_DOUBLE = 32.0
 # A node whose ceilings were lowered to 0.75 after panics must be this x 0.25 seconds better.
 _PANIC_SECONDS = 10.0
 
@@ -75,16 +68,6 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Tokens per second of one engine, as measured or assumed."""
-
-    prefill: float
-    decode: float
-    restore: float
-    best_decode: float
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """The work of one engine: requests, which need not be whole, and seconds of prompts ahead."""
 
@@ -103,37 +86,20 @@ def score_endpoints(
 ) -> tuple[Scored, ...]:
     """Return each endpoint with its estimate, in the order given.
 
-    An endpoint that has measured no rate yet is taken to be as fast as the fastest, so that it
-    gets work and measures one. `passed` is how many requests went elsewhere since its last: a
-    rate that was measured in a bad moment must not keep the work away that would correct it.
+    `cached` is how many of the tokens each has, `passed` how many requests went elsewhere since
+    its last.
     """
-    prefill = max((item.prefill_tokens_per_second for item in endpoints), default=0.0)
-    decode = max((item.decode_tokens_per_second for item in endpoints), default=0.0)
+    cached = cached or {}
     found = []
-    for item in endpoints:
-        over = (passed or {}).get(item.key, 0)
-        rate = believe_rate(item.prefill_tokens_per_second, prefill or _UNMEASURED_PREFILL, over)
-        rates = Rates(
-            prefill=rate,
-            decode=believe_rate(item.decode_tokens_per_second, decode or _UNMEASURED_DECODE, over),
-            # What is cached is never dearer than what is not: restores were slow once, not for ever.
-            restore=max(item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO, rate),
-            best_decode=decode or _UNMEASURED_DECODE,
-        )
+    rates = plan_rates(endpoints, demand, cached, passed or {})
+    for item, rate in zip(endpoints, rates, strict=True):
         hold = holds.get(item.key, NOTHING_HELD)
         requests = count_requests(item, hold, now_seconds - item.reported_seconds)
-        ahead = estimate_ahead_seconds(item, demand, hold, rate, now_seconds)
+        ahead = estimate_ahead_seconds(item, demand, hold, rate.prefill, now_seconds)
         load = Load(requests, ahead)
-        parts = estimate_parts(item, demand, rates, load, (cached or {}).get(item.key, 0))
+        parts = estimate_parts(item, demand, rate, load, cached.get(item.key, 0))
         found.append(Scored(item, parts))
     return tuple(found)
-
-
-def believe_rate(measured: float, best: float, passed: int) -> float:
-    """Return the rate to reckon with: as measured, and ever better while others get the work."""
-    if measured <= 0:
-        return best
-    return max(measured, min(best, measured * (1 + passed / _PASSED_TO_DOUBLE)))
 
 
 def estimate_parts(
@@ -190,13 +156,21 @@ def estimate_ahead_seconds(
 ) -> float:
     """Return for how long the engine still computes prompts that came before.
 
-    Ours are known: each begins when it was sent or the one before is done. Others that wait are
-    taken to be as long as this request.
+    Ours are known: each begins when it was sent or the one before is done. What its node tells is
+    left of all prompts has the last word that ours are done, however long they take; of ours it
+    tells too much, since cached tokens count until a prompt begins. Others that wait at a node
+    that does not tell are taken to be as long as this request.
     """
     free_at = float("-inf")
     for tokens, since_seconds in hold.feeding:
         free_at = max(free_at, since_seconds) + tokens / prefill_rate
     own = max(0.0, free_at - now_seconds)
+    age_seconds = now_seconds - endpoint.reported_seconds
+    trust = trust_ratio(age_seconds)
+    if endpoint.prompt_tokens_left is not None:
+        left = max(0.0, endpoint.prompt_tokens_left / prefill_rate - max(0.0, age_seconds)) * trust
+        ours = endpoint.running + endpoint.waiting <= hold.requests
+        most = sum(tokens for tokens, _ in hold.feeding) / prefill_rate if ours else math.inf
+        return max(own, min(left, most))
     others = max(0, endpoint.waiting - (hold.requests - hold.unseen_requests))
-    trust = trust_ratio(now_seconds - endpoint.reported_seconds)
     return own + others * trust * demand.prompt_tokens / prefill_rate

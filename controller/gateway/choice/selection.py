@@ -28,7 +28,8 @@ class Circumstances:
 
     Our reservations, open breakers, what was tried for it, and what waiting requests of no lower
     rank have a claim on. `cached` is how many of its tokens each endpoint has; `last_used` when
-    each got a request from here, `passed` how many it could have had since, and others got. `complete` says that every engine of the model has reported.
+    each got a request from here, `passed` how many it could have had since, and others got.
+    `complete` says that every engine of the model has reported.
     """
 
     holds: Holds = field(default_factory=dict)
