@@ -2,7 +2,8 @@
 
 Prefill counts only real chunks, weighted by their size, so that tiny prompts (whose time is
 all overhead) do not spoil the figure. Decode is one request's, from its tokens' distances: neither
-idle time nor the number of rows at once is in it. Called by the engine's run.
+idle time nor the number of rows at once is in it, nor prompts that are fed meanwhile. Called by the
+engine's run.
 """
 
 import math
@@ -80,6 +81,8 @@ class RateMeter:
 
     def note_prefill(self, chunk_tokens: int, seconds: float, done_tokens: int = 0) -> None:
         """Take in one row's share of a chunk, after which so much of its prompt is done."""
+        # While a prompt is fed the others wait for their next token: that is not decode's speed.
+        self._last_token.clear()
         if seconds <= 0 or chunk_tokens <= 0:
             return
         weight = chunk_tokens / _PREFILL_WEIGHT_TOKENS

@@ -42,7 +42,7 @@ OURS = "gateway"
 MODEL = "tiny"
 LIMITS = {"node-16": "352Mi", "node-32": "384Mi", "node-64": "576Mi", "node-128": "928Mi"}
 SEED = 11
-CONVERSATIONS, TURNS = 4, 6
+CONVERSATIONS, TURNS = 5, 6
 SYSTEM_WORDS, TURN_WORDS = 200, 120
 SHORT, SHORT_WORDS = 16, 40
 LONG, LONG_WORDS = 5, 900
@@ -52,8 +52,8 @@ ANSWER_TOKENS = 12
 LONG_ANSWER_TOKENS = 8000
 BLOCK_TOKENS = 64
 # Short and long prompts arrive in this time, conversations begin in its first half.
-ARRIVALS_SECONDS = 24.0
-THINK_SECONDS = 0.5
+ARRIVALS_SECONDS = 30.0
+THINK_SECONDS = 1.0
 BEST_TTFT_RATIO = 0.5
 
 TALK, BRIEF, BULKY = "multi-turn", "short", "long"
@@ -193,7 +193,7 @@ def start_nodes(fleet: Fleet) -> None:
     budget = {"blockTokens": BLOCK_TOKENS, "ssd": {"size": "1Gi", "leaveFree": "64Mi"}}
     fleet.apply({"kind": "CacheBudget", "metadata": {"name": "b"}, "spec": budget})
     # 32 KiB a token, and nearly no arithmetic beside the attention.
-    source = tiny_model("llama", layers=4, hidden=32, heads=4, head_dim=256, context=32768)
+    source = tiny_model("llama", layers=4, hidden=64, heads=4, head_dim=256, context=32768)
     # For placement: the small nodes have room for little more than one prompt.
     context = {"minTokens": 32}
     spec = {"memoryGuard": "g", "cacheBudget": "b", "context": context}

@@ -42,26 +42,24 @@ def plan_rates(
     """Return each endpoint's rates for a request, in the order given.
 
     An endpoint that has measured no rate yet is taken to be as fast as the fastest, so that it
-    gets work and measures one. `passed` is how many requests went elsewhere since its last: a
-    rate that was measured in a bad moment must not keep the work away that would correct it.
+    gets work and measures one. One that was measured in worse circumstances is given credit, up
+    to the fastest: `passed` is how many requests went elsewhere since its last, and a rate of a
+    bad moment must not keep the work away that would correct it.
     """
-    depths = [(demand.prompt_tokens + cached.get(item.key, 0)) / 2 for item in endpoints]
-    prefill = [
-        item.prefill_tokens_per_second * depth_ratio(item, depth)
-        for item, depth in zip(endpoints, depths, strict=True)
-    ]
-    best_prefill = max(prefill, default=0.0) or _UNMEASURED_PREFILL
+    prefill = max((item.prefill_tokens_per_second for item in endpoints), default=0.0)
     decode = max((item.decode_tokens_per_second for item in endpoints), default=0.0)
-    best_decode = decode or _UNMEASURED_DECODE
+    best_prefill, best_decode = prefill or _UNMEASURED_PREFILL, decode or _UNMEASURED_DECODE
     found = []
-    for item, measured in zip(endpoints, prefill, strict=True):
-        over = passed.get(item.key, 0)
-        rate = believe_rate(measured, best_prefill, over)
+    for item in endpoints:
+        depth = (demand.prompt_tokens + cached.get(item.key, 0)) / 2
+        due = 1 + passed.get(item.key, 0) / _PASSED_TO_DOUBLE
+        shallow = depth_ratio(item, depth) * due
+        rate = believe_rate(item.prefill_tokens_per_second, best_prefill, shallow)
         restore = item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO
         found.append(
             Rates(
                 prefill=rate,
-                decode=believe_rate(item.decode_tokens_per_second, best_decode, over),
+                decode=believe_rate(item.decode_tokens_per_second, best_decode, due),
                 # A restore that was slow once does not make a warm node worse than a cold one.
                 restore=max(restore, rate),
                 best_decode=best_decode,
@@ -70,23 +68,25 @@ def plan_rates(
     return tuple(found)
 
 
-def believe_rate(measured: float, best: float, passed: int) -> float:
-    """Return the rate to reckon with: as measured, and ever better while others get the work."""
+def believe_rate(measured: float, best: float, credit_ratio: float) -> float:
+    """Return the rate to reckon with: as measured, with credit up to the best one measured."""
     if measured <= 0:
         return best
-    return max(measured, min(best, measured * (1 + passed / _PASSED_TO_DOUBLE)))
+    return max(measured, min(best, measured * credit_ratio))
 
 
 def depth_ratio(endpoint: EndpointView, context_tokens: float) -> float:
-    """Return by how much prefill at this depth is faster than where it was measured.
+    """Return by how much prefill at this depth is faster than where it was measured, from 1.
 
-    A node that just fed a very long prompt is not slow for a short one.
+    A node that just fed a very long prompt is not slow for a short one. The other way round nothing
+    is known: a short prompt's rate is low for reasons of its own.
     """
     measured_at = endpoint.prefill_context_tokens
     if endpoint.shape is None or measured_at is None:
         return 1.0
     even = even_depth_tokens(endpoint.shape)
-    return (1 + measured_at / even) / (1 + context_tokens / even)
+    ratio = (1 + measured_at / even) / (1 + context_tokens / even)
+    return max(1.0, ratio)
 
 
 @lru_cache(maxsize=256)

@@ -128,6 +128,27 @@ def test_decode_rate_is_one_requests_own_whatever_idles_or_runs_beside_it():
     assert math.isclose(meter.decode_tokens_per_second, 10)
 
 
+def test_a_prompt_that_is_fed_in_between_does_not_slow_the_decode_rate():
+    clock = Clock()
+    meter = RateMeter(clock)
+    for index in range(80):
+        meter.note_tokens("a", 1)
+        clock.now += 0.1
+        if index % 4 == 0:
+            meter.note_prefill(512, 5.0)
+            clock.now += 5.0
+    assert math.isclose(meter.decode_tokens_per_second, 10)
+
+
+def test_the_depth_of_a_prefill_rate_is_told_with_it():
+    meter = RateMeter(Clock())
+    meter.note_prefill(512, 1.0, done_tokens=512)
+    assert meter.prefill_context_tokens == 256
+    for done in range(5120, 10240, 512):
+        meter.note_prefill(512, 4.0, done_tokens=done)
+    assert 4500 < meter.prefill_context_tokens < 10240
+
+
 def test_tokens_that_come_in_one_read_are_no_sign_of_speed():
     clock = Clock()
     meter = RateMeter(clock)
