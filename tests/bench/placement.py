@@ -40,7 +40,7 @@ from tests.support.tiny_models import tiny_model
 
 OURS = "gateway"
 MODEL = "tiny"
-LIMITS = {"node-16": "352Mi", "node-32": "384Mi", "node-64": "576Mi", "node-128": "928Mi"}
+LIMITS = {"node-16": "512Mi", "node-32": "640Mi", "node-64": "928Mi", "node-128": "1600Mi"}
 SEED = 11
 CONVERSATIONS, TURNS = 5, 6
 SYSTEM_WORDS, TURN_WORDS = 200, 120
@@ -49,7 +49,7 @@ LONG, LONG_WORDS = 5, 900
 ANSWER_TOKENS = 12
 # What a long prompt's client asks for; it leaves after ANSWER_TOKENS, so that none is computed
 # for minutes, but its node must have the room.
-LONG_ANSWER_TOKENS = 8000
+LONG_ANSWER_TOKENS = 16000
 BLOCK_TOKENS = 64
 # Short and long prompts arrive in this time, conversations begin in its first half.
 ARRIVALS_SECONDS = 30.0

@@ -173,6 +173,23 @@ def tokens(name: str) -> Tokens:
     return Tokens(request_id=name, ids=[1])
 
 
+def test_a_table_tells_what_is_left_of_its_prompts():
+    table = StreamTable()
+    for name in "ab":
+        table.add(RowStream(name, lambda _: None, prompt_tokens=100))
+    assert table.prompt_tokens_left == 200
+    table.deliver(
+        PrefillProgress(
+            request_id="a", done_tokens=70, total_tokens=100, chunk_tokens=10, seconds=0.1
+        )
+    )
+    assert table.prompt_tokens_left == 130
+    table.deliver(tokens("a"))
+    assert table.prompt_tokens_left == 100
+    table.deliver(done("b"))
+    assert table.prompt_tokens_left == 0
+
+
 def make_table(*names: str) -> tuple[StreamTable, list[RowStream], list[str]]:
     table, cancelled = StreamTable(), []
     streams = [RowStream(name, cancelled.append) for name in names]
