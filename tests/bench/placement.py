@@ -1,7 +1,7 @@
 """Where requests go in a fleet of unequal nodes: `python -m tests.bench.placement`.
 
 Four real agents of unequal size, each with a real engine under a real guard, serve one small
-model whose tokens are quick to compute and large to hold. The same seeded workload goes through
+model whose tokens are quick to compute. The same seeded workload goes through
 the gateway and through the two routers of plain_routers.py, each time to fresh agents:
 conversations that share a beginning, short questions, and long prompts with room for long answers,
 which only the two larger nodes can hold. All nodes share this machine's cores, so what differs in
@@ -192,7 +192,7 @@ def start_nodes(fleet: Fleet) -> None:
     fleet.apply({"kind": "MemoryGuard", "metadata": {"name": "g"}, "spec": guard})
     budget = {"blockTokens": BLOCK_TOKENS, "ssd": {"size": "1Gi", "leaveFree": "64Mi"}}
     fleet.apply({"kind": "CacheBudget", "metadata": {"name": "b"}, "spec": budget})
-    # 6 KiB a token; attention costs as much as the rest at a depth that no prompt here reaches.
+    # 6 KiB a token; attention costs as much as the rest at a depth of 1,280 tokens.
     source = tiny_model("llama", layers=3, hidden=256, heads=4, context=4_000_000)
     # For placement: the small nodes have room for little more than one prompt.
     context = {"minTokens": 32}
