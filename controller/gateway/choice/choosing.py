@@ -64,6 +64,7 @@ class Chooser:
             claimed=claimed,
             cached=question.cached,
             last_used=self._reservations.last_used,
+            passed=self._reservations.passed,
             now_seconds=now,
             complete=view.is_complete(question.model),
         )
@@ -79,6 +80,7 @@ class Chooser:
             prefill_tokens=max(1, demand.prompt_tokens - won.cached_tokens),
             need_bytes=won.fit.need_bytes,
         )
+        self._reservations.note_passed(decision.passed)
         return self._reservations.reserve(won.endpoint.key, amount, self._clock())
 
     def _forget_gone(self) -> None:
