@@ -106,11 +106,14 @@ def read_piece(event: dict[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Open a session without a limit on connections, and without proxies."""
+async def open_session(idle_seconds: float = 15.0) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open a session without a limit on connections, and without proxies.
+
+    Connections that are idle for longer are not used again.
+    """
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds),
         read_bufsize=READ_BYTES,
         trust_env=False,
     ) as session:

@@ -55,6 +55,7 @@ BLOCK_TOKENS = 64
 ARRIVALS_SECONDS = 36.0
 THINK_SECONDS = 1.0
 BEST_TTFT_RATIO = 0.5
+REFUSED = ("413", "503")
 
 TALK, BRIEF, BULKY = "multi-turn", "short", "long"
 
@@ -106,7 +107,9 @@ class Client:
             answer = await send(self.session, Endpoint(self.url, MODEL), ask)
         except RequestFailed as fault:
             tally.faults.append(str(fault))
-            self.outcome.avoidable += await self.fits_somewhere(ask)
+            if str(fault).startswith(REFUSED):
+                self.outcome.node_refusals += 1
+                self.outcome.avoidable += await self.fits_somewhere(ask)
             return None
         tally.answers.append(answer)
         return answer.text
@@ -222,8 +225,6 @@ def measure(name: str) -> Outcome:
             # What one node refused and another then took has no fault that a client saw.
             outcome.node_refusals = count_gateway_refusals(fleet)
             outcome.avoidable = max(outcome.avoidable, outcome.node_refusals)
-        else:
-            outcome.node_refusals = sum(len(item.faults) for item in outcome.tallies.values())
     return outcome
 
 
@@ -241,10 +242,13 @@ def show(name: str, outcome: Outcome) -> None:
         p95 = ttft[min(len(ttft) - 1, int(0.95 * len(ttft)))]
         prompt = sum(answer.prompt_tokens for answer in tally.answers)
         cached = sum(answer.cached_tokens for answer in tally.answers)
+        # What the machine's other load cannot change: the prompt tokens that were computed.
+        fed = [answer.prompt_tokens - answer.cached_tokens for answer in tally.answers]
         nodes = Counter(answer.node for answer in tally.answers)
         print(
             f"{name:>17} {kind:>10} {len(tally.answers):>9} {len(tally.faults):>7} "
-            f"{p50:>8.2f} {p95:>8.2f} {cached / max(1, prompt):>7.0%}   "
+            f"{p50:>8.2f} {p95:>8.2f} {cached / max(1, prompt):>7.0%} "
+            f"{statistics.median(fed or [0]):>7.0f}   "
             + "/".join(str(nodes[node]) for node in LIMITS),
             flush=True,
         )
@@ -259,9 +263,10 @@ def show(name: str, outcome: Outcome) -> None:
 
 def main() -> int:
     """Print the table; return 1 when the gateway missed an aim."""
+    sizes = "/".join(node.split("-")[1] for node in LIMITS)
     print(
         f"{'router':>17} {'kind':>10} {'completed':>9} {'refused':>7} {'TTFT p50':>8} "
-        f"{'TTFT p95':>8} {'cached':>7}   {'/'.join(node.split('-')[1] for node in LIMITS)}"
+        f"{'TTFT p95':>8} {'cached':>7} {'fed p50':>7}   {sizes}"
     )
     found = {}
     for name in sys.argv[1:] or (OURS, *ROUTERS):

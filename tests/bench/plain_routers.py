@@ -70,7 +70,8 @@ ROUTERS = {"round robin": PlainRouter, "least connections": LeastConnections}
 @asynccontextmanager
 async def running_router(name: str, urls: Mapping[str, str]) -> AsyncIterator[str]:
     """Run one of `ROUTERS` before the servers of these names and URLs; its own URL."""
-    async with open_session() as session:
+    # Sooner than any agent drops them, as the gateway does: that race is not the router's choice.
+    async with open_session(idle_seconds=2.0) as session:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/{path:.*}", ROUTERS[name](urls, session).handle)
         runner = web.AppRunner(app)

@@ -15,19 +15,13 @@ Config = dict[str, Any]
 
 
 def tiny_config(
-    name: str,
-    *,
-    layers: int | None,
-    hidden: int,
-    context: int,
-    heads: int | None = None,
-    head_dim: int | None = None,
+    name: str, *, layers: int | None, hidden: int, context: int, heads: int | None = None
 ) -> Config:
     """Return the config of a named tiny model; None layers means the model's own number.
 
-    `heads` sets as many attention heads, each with its own keys and values, of width `head_dim`
-    or of an equal share of `hidden`: long prompts then cost a lot of memory for little
-    arithmetic. Raises: ValueError where the model has no such heads.
+    `heads` sets as many attention heads, each with its own keys and values: long prompts then
+    cost a lot of memory for little arithmetic. Raises: ValueError where the model has no such
+    heads.
     """
     if name not in CONFIGS:
         raise KeyError(f"no tiny model {name!r}; there are {', '.join(sorted(CONFIGS))}")
@@ -36,11 +30,10 @@ def tiny_config(
     config = CONFIGS[name](layers, hidden, context)
     if heads is None:
         return config
-    shared = head_dim is None and hidden % heads
-    if shared or "num_key_value_heads" not in config or "kv_lora_rank" in config:
+    if hidden % heads or "num_key_value_heads" not in config or "kv_lora_rank" in config:
         raise ValueError(f"{name} of width {hidden} cannot have {heads} plain heads")
     widths = {"num_attention_heads": heads, "num_key_value_heads": heads}
-    return config | widths | {"head_dim": head_dim or hidden // heads}
+    return config | widths | {"head_dim": hidden // heads}
 
 
 def without_experts(config: Config) -> Config:

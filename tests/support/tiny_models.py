@@ -30,22 +30,18 @@ def tiny_model(
     hidden: int = 64,
     context: int = 4096,
     heads: int | None = None,
-    head_dim: int | None = None,
     markers: bool = False,
     dtype: str = "float32",
 ) -> Path:
     """Return the directory of a tiny checkpoint, building it if need be (about two seconds).
 
     Units: `context` in tokens is what config.json states as its limit. `heads` replaces the
-    model's four heads by as many, each with its own keys and values, `head_dim` wide or sharing
-    `hidden` equally. `markers` adds the tokens
+    model's four heads by as many, each with its own keys and values. `markers` adds the tokens
     <think>, </think>, <tool_call>, </tool_call> and a chat template that uses them. Safe when
     several processes ask at once. Experts need fp32 on a CPU, so in another `dtype` (a name of
     MLX's) a model has none: each layer has the dense block that its architecture knows too.
     """
-    config = tiny_config(
-        name, layers=layers, hidden=hidden, context=context, heads=heads, head_dim=head_dim
-    )
+    config = tiny_config(name, layers=layers, hidden=hidden, context=context, heads=heads)
     if dtype != "float32":
         config = without_experts(config) | {"torch_dtype": dtype}
     recipe = json.dumps({"config": config, "markers": markers}, sort_keys=True)
