@@ -71,6 +71,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     `shape` is the JSON of a `sizing.shape.ModelShape`, for the forward gate's predictions;
     empty switches the predictions off. `wired_limit_bytes` 0 keeps nothing wired.
     `model_fingerprint` names the content of weights and config; empty means no prefix cache.
+    With `drafts` a row that decodes alone says several tokens in a pass where its text repeats.
     """
 
     model_path: str
@@ -83,6 +84,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     limits: Limits = Limits()
     model_fingerprint: str = ""
     cache: CacheSettings = CacheSettings()
+    drafts: bool = True
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

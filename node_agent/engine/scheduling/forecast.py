@@ -57,6 +57,11 @@ class Forecast:
             return 0
         return chunk_tokens * self.shape.vocab_size * FLOAT_BYTES
 
+    def verify_bytes(self, held_tokens: int, width_tokens: int) -> int:
+        """Return what a decode pass over so many tokens takes: as a chunk, and all their logits."""
+        logits_bytes = width_tokens * self.shape.vocab_size * LOGITS_COPIES * FLOAT_BYTES
+        return self.chunk_bytes(held_tokens, width_tokens) + logits_bytes
+
     def join_bytes(self, cost: JoinCost) -> int:
         """Return what a row's last token takes: its place in the batch, and the logits."""
         logits_bytes = cost.rows * self.shape.vocab_size * LOGITS_COPIES * FLOAT_BYTES

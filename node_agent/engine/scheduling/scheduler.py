@@ -141,7 +141,7 @@ class Scheduler:
             self._waiting.put_back(freed)
         self._admit()
         started_seconds = self._clock()
-        tokens = self._runner.decode()
+        tokens = self._runner.decode(self._gatekeeper.has_room)
         if tokens:
             self._line.note_decode(self._clock() - started_seconds)
         for token in tokens:
