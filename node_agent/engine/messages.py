@@ -263,7 +263,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     `steps` counts step-loop turns. It grows while idle too, so a frozen count with
     `step_seconds` rising means a stuck step. `waiting` requests wait outside; of the `running`
     ones, `prefilling` still have prompt to feed and `held` of those wait for an Answer.
-    `over_budget_bytes` is what decode has grown past the budget, which ends no row by itself.
+    `over_budget_bytes` is what decode has grown past the budget, which ends no row by itself. Of
+    the `drafted_tokens` that were verified since the load, `accepted_tokens` came true.
     """
 
     steps: int
@@ -277,6 +278,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     held: int = 0
     prefill_turn: bool = True
     over_budget_bytes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True, tag="cache_report"):

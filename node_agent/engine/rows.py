@@ -80,6 +80,14 @@ class DraftPass:
     width_tokens: int
 
 
+@dataclass(slots=True)
+class DraftTally:
+    """How many tokens were drafted and verified since the model was loaded, how many came true."""
+
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 HasRoom = Callable[[DraftPass], bool]
 
 
@@ -129,6 +137,11 @@ class RowRunner(Protocol):
     @property
     def max_rows(self) -> int:
         """How many rows it may hold at once."""
+        ...
+
+    @property
+    def draft_tally(self) -> DraftTally:
+        """What came of drafts."""
         ...
 
     @property

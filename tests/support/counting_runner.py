@@ -13,6 +13,7 @@ from node_agent.engine.mailbox import MemoryGauges
 from node_agent.engine.messages import Generate
 from node_agent.engine.rows import (
     DraftPass,
+    DraftTally,
     HasRoom,
     JoinCost,
     PrefillStep,
@@ -66,6 +67,7 @@ class CountingRunner:
     passes: list[tuple[str, ...]] = field(default_factory=list)
     draft_width: int = 0
     drafted: list[bool] = field(default_factory=list)
+    draft_tally: DraftTally = field(default_factory=DraftTally)
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1

@@ -18,7 +18,7 @@ from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import Lockstep, RowPrefill, lockstep_bytes
 from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.batching.sampling import Samplers, processors_for
-from node_agent.engine.messages import Generate, TokenLogprobs
+from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
 from node_agent.engine.rows import HasRoom, JoinCost, PrefillStep, TokenStep, never
 
@@ -41,7 +41,7 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
-        self._book = book
+        self._book, self.draft_tally = book, book.tally
 
     def insert(self, command: Generate) -> int:
         """Take a row in, with an empty cache, and return its uid."""
@@ -172,21 +172,19 @@ class BatchRunner:
 
 
 def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tuple[TokenStep, ...]:
+    tops = [commands[response.uid].sampling.top_logprobs for response in responses]
     wanted = [
-        (response.uid, response.logprobs, response.token, top)
-        for response in responses
-        if (top := commands[response.uid].sampling.top_logprobs) is not None
+        (response.logprobs, response.token, top)
+        for response, top in zip(responses, tops, strict=True)
+        if top is not None
     ]
-    picked: dict[int, TokenLogprobs] = {}
-    if wanted:
-        found = pick_logprobs([(row, token, top) for _, row, token, top in wanted])
-        picked = {uid: one for (uid, *_), one in zip(wanted, found, strict=True)}
+    picked = iter(pick_logprobs(wanted) if wanted else ())
     return tuple(
         TokenStep(
             uid=response.uid,
             token=response.token,
             finish=response.finish_reason,
-            logprobs=picked.get(response.uid),
+            logprobs=None if top is None else next(picked),
         )
-        for response in responses
+        for response, top in zip(responses, tops, strict=True)
     )

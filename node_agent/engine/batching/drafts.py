@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from node_agent.engine.rows import DraftTally
+
 # Passes are this wide, the token that is known included; a few kinds, so that each is measured.
-WIDTHS = (2, 4, 8, 16)
+WIDTHS = (2, 3, 5, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1
 
 # The fewest tokens that must have come in the same order before, and the most that are compared.
@@ -31,9 +33,9 @@ _PRIOR_WEIGHT = 4.0
 _FADING = 0.98
 
 # What a pass of each width takes, as a share of one for a single token: dearer than was measured
-# on 2 x86 cores (1.1, 1.3, 1.7, 2.1 behind 500 tokens), so that a first pass is a safe bet.
-_PRIOR_RATIOS = (1.3, 1.6, 2.2, 3.2)
-_COST_LEARNING_RATE = 0.2
+# on 2 x86 cores (1.1, 1.2, 1.5, 1.6, 2.0 behind 500 tokens), so that a first pass is a safe bet.
+_PRIOR_RATIOS = (1.2, 1.4, 1.7, 2.2, 3.2)
+COST_LEARNING_RATE = 0.2
 _PLAIN_LEARNING_RATE = 0.2
 # One pass that was held up must not speak for all that follow.
 _MOST_OVER_PRIOR = 3.0
@@ -157,7 +159,7 @@ class PassCosts:
         """
         at = _width_place(width)
         ratio = max(1.0, min(ratio, _MOST_OVER_PRIOR * _PRIOR_RATIOS[at]))
-        learned = self.ratios[at] + _COST_LEARNING_RATE * (ratio - self.ratios[at])
+        learned = self.ratios[at] + COST_LEARNING_RATE * (ratio - self.ratios[at])
         return PassCosts(
             tuple(
                 min(known, learned)
@@ -211,8 +213,7 @@ class DraftBook:
 
     most_tokens: int = MAX_DRAFT_TOKENS
     costs: PassCosts = field(default_factory=PassCosts)
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    tally: DraftTally = field(default_factory=DraftTally)
 
 
 class RowDrafts:
@@ -279,8 +280,8 @@ class RowDrafts:
     def note_verified(self, drafted: int, accepted: int, seconds: float) -> None:
         """Note a pass over drafted tokens, and how many came true."""
         book = self._book
-        book.drafted_tokens += drafted
-        book.accepted_tokens += accepted
+        book.tally.drafted_tokens += drafted
+        book.tally.accepted_tokens += accepted
         if self._plain_seconds:
             book.costs = book.costs.measured(drafted + 1, seconds / self._plain_seconds)
 

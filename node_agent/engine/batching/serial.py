@@ -16,7 +16,7 @@ from node_agent.engine.batching.prefill import RowPrefill
 from node_agent.engine.batching.sampling import Processor, Sampler, Samplers, processors_for
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
-from node_agent.engine.rows import HasRoom, JoinCost, PrefillStep, TokenStep, never
+from node_agent.engine.rows import DraftTally, HasRoom, JoinCost, PrefillStep, TokenStep, never
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class SerialRunner:
         self._samplers = Samplers()
         self._rows: dict[int, _Row] = {}
         self._next_uid = 0
+        self.draft_tally = DraftTally()
         # As in `batch.py`.
         self.prefixes: PrefixCache | None = None
 

@@ -73,6 +73,8 @@ class Scheduler:
             held=self._line.held,
             prefill_turn=self._gatekeeper.limits.prefill_turn,
             over_budget_bytes=self._gatekeeper.over_budget_bytes,
+            drafted_tokens=self._runner.draft_tally.drafted_tokens,
+            accepted_tokens=self._runner.draft_tally.accepted_tokens,
         )
 
     @property
