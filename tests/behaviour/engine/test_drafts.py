@@ -118,6 +118,19 @@ def test_rows_end_at_every_cap_and_stop_token_as_without_drafts(llamas):
             assert ending(ran[1]) == ending(ran[0])
 
 
+def test_a_stop_token_that_comes_where_it_was_drafted_ends_the_row(llamas):
+    """The prompt has it in the text that repeats."""
+    plain, drafting = llamas
+    prompt, before = [30, 30, 30, 30, 31] * 6, drafted(drafting)
+    for seed in range(12):
+        fields = {"sampling": leaning(seed), "stop_token_ids": [31]}
+        row = greedy(f"stop-{seed}", [*prompt, 30, 30], 60, **fields)
+        ran = [engine.run(row)[row.request_id] for engine in (plain, drafting)]
+        assert token_ids(ran[1]) == token_ids(ran[0])
+        assert ending(ran[1]) == ending(ran[0])
+    assert drafted(drafting)[1] > before[1]
+
+
 def test_a_lone_row_drafts_until_another_joins_and_again_after(llamas):
     plain, drafting = llamas
     rows = {
