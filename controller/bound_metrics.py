@@ -1,40 +1,162 @@
-"""Counters and histograms that remember their series: a look-up by label values is one of a dict.
+"""Counters and histograms of one event loop: plain numbers until somebody asks for the page.
 
-`prometheus_client` checks, joins and locks at every `labels`, several times a request. Called by
-the modules that declare metrics; all methods belong to one event loop.
+`prometheus_client`'s own check their labels and take locks at every step, some sixteen times a
+request. These give it the same samples when it collects. Called by the modules that declare
+metrics; all methods belong to one event loop.
 """
 
-from typing import Any, Self
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
-import prometheus_client
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 
-class _AtHand(MetricWrapperBase):
-    """The part of a metric that keeps its series at hand."""
+class CounterSeries:
+    """One counter: a number that grows."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._at_hand: dict[tuple[str, ...], Self] = {}
-        super().__init__(*args, **options)
+    __slots__ = ("created_seconds", "value")
 
-    def labels(self, *values: Any, **named: Any) -> Self:
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.created_seconds = time.time()
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add an amount, which is not negative."""
+        self.value += amount
+
+
+class Counter(Collector):
+    """Counters by label values."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str] = (),
+        *,
+        registry: CollectorRegistry,
+    ) -> None:
+        """Register. Mutates: registry."""
+        self._name, self._documentation, self._labels = name, documentation, tuple(labels)
+        self._series: dict[tuple[str, ...], CounterSeries] = {}
+        if not self._labels:
+            self.labels()
+        registry.register(self)
+
+    def labels(self, *values: str) -> CounterSeries:
         """Return the series of these label values."""
-        found = self._at_hand.get(values)
-        if found is None or named:
-            found = super().labels(*values, **named)
-            if not named:
-                self._at_hand[values] = found
+        found = self._series.get(values)
+        if found is None:
+            _check(self._labels, values)
+            found = self._series[values] = CounterSeries()
+        return found
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add to the counter that has no labels."""
+        self.labels().inc(amount)
+
+    def remove_by_labels(self, labels: dict[str, str]) -> None:
+        """Drop the series with these labels."""
+        for values in _matching(self._labels, self._series, labels):
+            del self._series[values]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return one sample for each series."""
+        family = self._family()
+        for values, one in self._series.items():
+            family.add_metric(values, one.value, created=one.created_seconds)
+        return [family]
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+
+class HistogramSeries:
+    """One histogram: how many observations fell into each bucket, and their sum."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, amount: float) -> None:
+        """Note one observation; a bucket's bound belongs to it."""
+        self.counts[bisect_left(self._bounds, amount)] += 1
+        self.total += amount
+
+
+class Histogram(Collector):
+    """Histograms by label values."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        """Register. `buckets` are upper bounds in rising order. Mutates: registry."""
+        self._name, self._documentation, self._labels = name, documentation, tuple(labels)
+        self._bounds = [float(bound) for bound in buckets]
+        self._shown = [*(repr(bound) for bound in self._bounds), "+Inf"]
+        self._series: dict[tuple[str, ...], HistogramSeries] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> HistogramSeries:
+        """Return the series of these label values."""
+        found = self._series.get(values)
+        if found is None:
+            _check(self._labels, values)
+            found = self._series[values] = HistogramSeries(self._bounds)
         return found
 
     def remove_by_labels(self, labels: dict[str, str]) -> None:
         """Drop the series with these labels."""
-        self._at_hand.clear()
-        super().remove_by_labels(labels)
+        for values in _matching(self._labels, self._series, labels):
+            del self._series[values]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the samples of each series."""
+        family = self._family()
+        for values, one in self._series.items():
+            so_far, buckets = 0, []
+            for shown, count in zip(self._shown, one.counts, strict=True):
+                so_far += count
+                buckets.append((shown, float(so_far)))
+            family.add_metric(values, buckets, one.total)
+        return [family]
+
+    def _family(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
 
 
-class Counter(_AtHand, prometheus_client.Counter):
-    """A counter whose series are kept at hand."""
+def _check(labels: tuple[str, ...], values: tuple[str, ...]) -> None:
+    if len(labels) != len(values):
+        raise ValueError(f"a metric with labels {labels} was given {len(values)} values")
 
 
-class Histogram(_AtHand, prometheus_client.Histogram):
-    """A histogram whose series are kept at hand."""
+def _matching(
+    labels: tuple[str, ...], series: Iterable[tuple[str, ...]], wanted: dict[str, str]
+) -> list[tuple[str, ...]]:
+    """Return the label values that agree with all that is wanted."""
+    places = {labels.index(name): value for name, value in wanted.items()}
+    return [
+        values
+        for values in series
+        if all(values[place] == value for place, value in places.items())
+    ]

@@ -1,8 +1,10 @@
 """One HTTP server on one bound socket. Knows uvicorn; the app decides when it stops."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -63,11 +65,76 @@ def base_url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class HeadHolder(asyncio.Transport):
+    """A transport that sends the head of an answer with what follows it, in one call of the system.
+
+    uvloop passes every write to the kernel at once; a head alone waits for the next write, and no
+    longer than until the loop's next turn.
+    """
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        """Write to `inner`."""
+        super().__init__()
+        self._inner, self._held = inner, b""
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, the held ones before."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._inner.write(held + data)
+        elif data[:5] == b"HTTP/":
+            self._held = bytes(data)
+            self._loop.call_soon(self._flush)
+        else:
+            self._inner.write(data)
+
+    def close(self) -> None:
+        """Close once all is sent."""
+        self._flush()
+        self._inner.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._held = b""
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed or about to be."""
+        return self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what is known of the connection."""
+        return self._inner.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection to another protocol."""
+        self._flush()
+        self._inner.set_protocol(protocol)
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._inner.resume_reading()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._inner.write(held)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """The protocol with a bound on a request's head, which its parser would gather without end."""
 
     _in_head = _began_before = False
     _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; answers go out in as few writes as may be."""
+        super().connection_made(HeadHolder(transport))
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; refuse a head that is too large."""
@@ -106,6 +173,8 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Nobody reads who stands before us.
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=grace_seconds,
             )

@@ -4,8 +4,7 @@ Everything is registered with the registry passed in; there is no global. Text t
 sends never becomes a label: a model that is not declared counts as `other`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
@@ -48,9 +47,9 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._in_flight = Gauge(
-            prefix + "in_flight", "Requests being served now", registry=registry
-        )
+        self._served_now = 0
+        in_flight = Gauge(prefix + "in_flight", "Requests being served now", registry=registry)
+        in_flight.set_function(lambda: self._served_now)
         self._attempts = Counter(
             prefix + "upstream_attempts",
             "Attempts at agents by how they ended",
@@ -73,14 +72,13 @@ class GatewayMetrics:
         self._models: frozenset[str] = frozenset()
         self._nodes: frozenset[str] = frozenset()
 
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Count a request as being served while the block runs."""
-        self._in_flight.inc()
-        try:
-            yield
-        finally:
-            self._in_flight.dec()
+    def begin_request(self) -> None:
+        """Count a request as being served, until it ends."""
+        self._served_now += 1
+
+    def end_request(self) -> None:
+        """Count it no more."""
+        self._served_now -= 1
 
     def observe_request(self, model: str | None, outcome: str, seconds: float) -> None:
         """Count one request; `model` is the declared model's name, None when there is none."""

@@ -66,32 +66,33 @@ class Completions:
         model: str | None = None
         visit: Visit | None = None
         outcome = "fault"
-        with metrics.in_flight():
-            try:
-                prepared = await self.prepare(inbound, down, started)
-                if isinstance(prepared, str):
-                    outcome = prepared
+        metrics.begin_request()
+        try:
+            prepared = await self.prepare(inbound, down, started)
+            if isinstance(prepared, str):
+                outcome = prepared
+            else:
+                model = prepared.model
+                admitted = self._admit(prepared)
+                if isinstance(admitted, Refusal):
+                    await down.refuse(admitted)
+                    outcome = "client_error"
                 else:
-                    model = prepared.model
-                    admitted = self._admit(prepared)
-                    if isinstance(admitted, Refusal):
-                        await down.refuse(admitted)
-                        outcome = "client_error"
-                    else:
-                        visit = admitted
-                        outcome = await self._forward(prepared)
-            except ClientLeftError:
-                outcome = "cancelled"
-            except Exception as fault:  # noqa: BLE001 - request root: every request gets an answer
-                _log_fault(inbound, fault)
-                await _answer_fault(down)
-            finally:
-                model = down.model or model
-                if visit is not None:
-                    self._parts.door.settle(visit, down, outcome)
-                metrics.observe_request(model, outcome, self._parts.clock() - started)
-                if down.first_data_seconds is not None:
-                    metrics.observe_first_data(model, down.first_data_seconds - started)
+                    visit = admitted
+                    outcome = await self._forward(prepared)
+        except ClientLeftError:
+            outcome = "cancelled"
+        except Exception as fault:  # noqa: BLE001 - request root: every request gets an answer
+            _log_fault(inbound, fault)
+            await _answer_fault(down)
+        finally:
+            model = down.model or model
+            if visit is not None:
+                self._parts.door.settle(visit, down, outcome)
+            metrics.end_request()
+            metrics.observe_request(model, outcome, self._parts.clock() - started)
+            if down.first_data_seconds is not None:
+                metrics.observe_first_data(model, down.first_data_seconds - started)
 
     async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
         """Return the exchange to forward, or the outcome when it was refused; nothing is held."""
@@ -141,8 +142,7 @@ class Completions:
         return self._parts.door.admit(exchange.caller, exchange.down, cost)
 
     async def _forward(self, exchange: Exchange) -> str:
-        async with exchange.inbound.until_client_leaves():
-            ending = await self._parts.proxy.forward(exchange)
+        ending = await exchange.inbound.until_client_leaves(self._parts.proxy.forward(exchange))
         if isinstance(ending, Finished) and ending.usage is not None:
             self._parts.prompts.compare(exchange, ending.usage)
         match ending:

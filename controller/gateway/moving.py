@@ -23,7 +23,7 @@ def ask_for_rest(call: Call, path: str, course: Course) -> Call:
     """Return the call for the rest of a stream of which the client has a part."""
     return replace(
         call,
-        url=call.url.removesuffix(path) + CONTINUE_PATH,
+        path=CONTINUE_PATH,
         headers={**call.headers, "content-type": CONTINUE_TYPE},
         body=pack(course.told.continuation(path), call.body),
     )

@@ -4,9 +4,7 @@ Owns the order of the steps; every decision is a pure function elsewhere. Called
 handlers.
 """
 
-import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -33,7 +31,6 @@ from controller.gateway.sending.attempts import (
     counts_as_fault,
     judge,
     label,
-    lost,
     plan_next,
 )
 from controller.gateway.sending.headers import plan_upstream_headers
@@ -126,24 +123,14 @@ class Proxy:
 
     async def _send(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Ending:
         """Forward, and leave a node that dies before its answer has begun."""
-        node, down = endpoint.key.node, exchange.down
-        call = self._call(exchange, endpoint, course)
-        with ExitStack() as stack:
+        try:
+            answer = await self._upstream.send(self._call(exchange, endpoint, course))
             try:
-                async with asyncio.timeout(None) as scope:
-                    loop = asyncio.get_running_loop()
-                    leave = self._fleet.on_dead(node, lambda: scope.reschedule(loop.time()))
-                    stack.callback(leave)
-                    async with self._upstream.send(call) as response:
-                        # From here on the link watch leaves: it ends the answer, not the relay.
-                        leave()
-                        return await relay(
-                            response, down, endpoint.key, self._settings, course.told
-                        )
-            except UpstreamError as fault:
-                return fault.ending
-            except TimeoutError:
-                return lost("The node is gone.")
+                return await relay(answer, exchange.down, endpoint.key, self._settings, course.told)
+            finally:
+                answer.release()
+        except UpstreamError as fault:
+            return fault.ending
 
     def _call(self, exchange: Exchange, endpoint: EndpointView, course: Course) -> Call:
         """Return the request for one endpoint: the whole answer, or the rest of a cut stream."""
@@ -159,11 +146,13 @@ class Proxy:
             **exchange.tenancy,
         }
         call = Call(
-            url=address + inbound.path,
+            address=address,
+            path=inbound.path,
             headers=plan_upstream_headers(inbound.headers, inbound.request_id, told),
             body=exchange.body,
             stream=exchange.peeked.stream,
             wakes=endpoint.wakes,
+            is_dead=lambda: fleet.is_dead(node, address),
             is_gone=plan_leave(
                 self._settings,
                 lambda: down.has_data,

@@ -90,18 +90,20 @@ class TokenizerLink:
         return self._transport.get_pid()
 
     async def ask(self, build: Callable[[int], TextCommand]) -> TextReply:
-        """Send the command that `build` makes of a number. Raises ProcessLostError."""
+        """Send the command that `build` makes of a number. Raises ProcessLostError.
+
+        What is asked in one turn of the loop goes to the process in one write.
+        """
         if self._frames.ended:
             raise ProcessLostError("the process ended")
         number, self._next_number = self._next_number, self._next_number + 1
         future: asyncio.Future[TextReply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            await self._frames.write(self._transport, frame(build(number)))
+            self._frames.send(frame(build(number)))
             return await future
         finally:
-            # Nobody reads it any more; when writing failed, nobody ever did.
-            future.cancel()
+            # Nobody reads it any more.
             del self._waiting[number]
 
     def kill(self) -> None:
@@ -132,10 +134,10 @@ class _Frames(asyncio.SubprocessProtocol):
 
     def __init__(self, first: "asyncio.Future[TextReply | None]") -> None:
         self._first = first
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
         self._pending = bytearray()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._unsent: list[bytes] = []
+        self._full = self._flushing = False
         self._exited = asyncio.Event()
         self._lost = asyncio.Event()
         self.ended = False
@@ -154,7 +156,7 @@ class _Frames(asyncio.SubprocessProtocol):
             end = start + int.from_bytes(pending[at:start], "big")
             if len(pending) < end:
                 break
-            self._reply(decode_text_reply(memoryview(pending)[start:end].tobytes()))
+            self._reply(decode_text_reply(pending[start:end]))
             at = end
         del pending[:at]
 
@@ -162,11 +164,11 @@ class _Frames(asyncio.SubprocessProtocol):
         """No reply can come any more."""
         if fd == 1:
             self._end()
-        self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, to release it at the end."""
-        self._transport = transport
+        """Keep the transport, to send and to release it at the end."""
+        # uvloop's transports are no subclass.
+        self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def process_exited(self) -> None:
         """The child was waited for; what it wrote last may still come."""
@@ -180,20 +182,32 @@ class _Frames(asyncio.SubprocessProtocol):
 
     def pause_writing(self) -> None:
         """The pipe is full."""
-        self._room.clear()
+        self._full = True
 
     def resume_writing(self) -> None:
         """The pipe has room."""
-        self._room.set()
+        self._full = False
+        self._flush()
 
-    async def write(self, transport: asyncio.SubprocessTransport, data: bytes) -> None:
-        """Send bytes, waiting while the pipe is full. Raises ProcessLostError."""
-        await self._room.wait()
+    def send(self, data: bytes) -> None:
+        """Send bytes soon, and once there is room; what is sent to a lost process is lost."""
+        self._unsent.append(data)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._full or not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
+        assert self._transport is not None  # noqa: S101 - it was made before anybody could send
         # uvloop's pipes have the methods of asyncio's and none of its base classes.
-        pipe = cast("asyncio.WriteTransport | None", transport.get_pipe_transport(0))
+        pipe = cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
         if self.ended or pipe is None or pipe.is_closing():
-            raise ProcessLostError("the process ended")
-        pipe.write(data)
+            self.on_end()
+            return
+        pipe.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     async def wait_exit(self) -> None:
         """Return once the child was waited for."""

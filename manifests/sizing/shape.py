@@ -4,6 +4,7 @@
 """
 
 from enum import StrEnum
+from functools import cached_property
 
 from pydantic import Field
 
@@ -84,3 +85,11 @@ class ModelShape(Reported):
     score_copies: int = Field(
         default=1, description="score matrices of one layer alive at once when not fused"
     )
+
+    def __hash__(self) -> int:
+        return self.content_hash
+
+    @cached_property
+    def content_hash(self) -> int:
+        """The hash of all fields, computed once: a shape is looked up with every request."""
+        return hash(tuple(getattr(self, name) for name in type(self).model_fields))

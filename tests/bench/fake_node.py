@@ -1,8 +1,8 @@
 """A node that answers at once, to measure what a router adds: `python -m tests.bench.fake_node`.
 
-Speaks an agent's routes (load report stream, chat completions whole or streamed) and the few that
-other routers ask of a server. It holds no model: every answer is the same bytes. Started as a
-process by gateway_peers.py.
+Speaks an agent's routes (load report stream, SmolLM2's tokenizer files, chat completions whole or
+streamed) and the few that other routers ask of a server. It holds no model: every answer is the
+same bytes, without a count of the prompt. Started as a process by gateway_peers.py.
 """
 
 import argparse
@@ -12,18 +12,23 @@ from typing import Any, cast
 
 import uvloop
 
+from manifests.prompt.bundle import TOKENIZERS_PATH, pack_bundle
+from manifests.prompt.files import read_text_files, text_fingerprint
+from tests.support.fleet import SMOLLM2
 from tests.support.rooms import room_figures
-from tests.support.scripted_agent import DONE, STREAM_HEAD, USAGE, event, load
+from tests.support.scripted_agent import DONE, STREAM_HEAD, event, load
 
 REPORT_SECONDS = 0.5
 CHUNKS = 32
 MODEL = "m"
+# A gateway that counts compares its count with this one, unless it is none.
+USAGE = {"prompt_tokens": 0, "completion_tokens": CHUNKS, "total_tokens": CHUNKS}
 _HEAD_END = b"\r\n\r\n"
 
 
 def whole(body: Any, status: str = "200 OK") -> bytes:
-    """Return a whole JSON answer."""
-    data = json.dumps(body).encode()
+    """Return a whole answer: bytes as they are, else JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     return head.encode() + _HEAD_END + data
 
@@ -50,6 +55,10 @@ def answer() -> bytes:
 STREAM, ANSWER = stream(), answer()
 MODELS = whole({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "x"}]})
 INFO = whole({"model_path": MODEL, "model_id": MODEL, "is_generation": True})
+FILES = read_text_files(SMOLLM2)
+FINGERPRINT = text_fingerprint(FILES)
+BUNDLE = whole(pack_bundle(FILES))
+BUNDLE_PATH = TOKENIZERS_PATH.format(fingerprint=FINGERPRINT).encode()
 MISSING = whole({"error": {"message": "no such path", "code": "not_found"}}, "404 Not Found")
 
 
@@ -90,6 +99,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(STREAM if streams else ANSWER)
         elif path.startswith(b"/fleet/v1/load"):
             self._reports = asyncio.create_task(self._report())
+        elif path == BUNDLE_PATH:
+            self._transport.write(BUNDLE)
         elif path.startswith(b"/fleet/"):
             self._transport.write(MISSING)
         else:
@@ -97,8 +108,8 @@ class Connection(asyncio.Protocol):
 
     async def _report(self) -> None:
         assert self._transport is not None
-        engine = {**load(f"{MODEL}-{self._node}", of=MODEL), **room_figures(100_000, 100_000)}
-        engine |= {"maxRunning": 64, "maxWaiting": 64}
+        engine = {**load(engine_name(self._node), of=MODEL), **room_figures(100_000, 100_000)}
+        engine |= {"maxRunning": 64, "maxWaiting": 64, "textFingerprint": FINGERPRINT}
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n"
         self._transport.write(head + b"transfer-encoding: chunked" + _HEAD_END)
         sequence = 0
@@ -108,6 +119,11 @@ class Connection(asyncio.Protocol):
             report |= {"accepting": True, "engines": [engine]}
             self._transport.write(chunk(json.dumps(report).encode() + b"\n"))
             await asyncio.sleep(REPORT_SECONDS)
+
+
+def engine_name(node: str) -> str:
+    """Return what the one engine of a node is called."""
+    return f"{MODEL}-{node}"
 
 
 def _length_of(head: bytes) -> int:

@@ -1,9 +1,11 @@
 """What the gateway costs beside other routers: `python -m tests.bench.gateway_peers`.
 
 All stand in turn before the same two nodes that answer at once (fake_node.py), under the same
-load, in one run: whole answers and 32-piece streams per second, and what is added to the time to
-the first data of a 1,000-token prompt. Peers are measured from outside only; one that is not
-installed is left out with a word. `--profile` prints where our gateway's time goes instead.
+load, in one run: whole answers and 32-piece streams per second, every request with another text,
+and what is added to the time to the first data of a 1,000-token prompt. Ours counts every prompt
+with the nodes' tokenizer; the last column sends one text again and again, which it remembers.
+Peers are measured from outside only; one that is not installed is left out with a word.
+`--profile` prints where our gateway's time goes instead.
 """
 
 import argparse
@@ -11,115 +13,62 @@ import cProfile
 import json
 import os
 import pstats
-import shutil
+import random
+import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import psutil
 
 import controller.__main__ as controller_program
-from tests.bench.fake_node import MODEL
-from tests.bench.http_load import Target, measure_first_data, measure_rate, median_ms
+from manifests.wire.explain import EXPLAIN_PATH
+from tests.bench.fake_node import MODEL, engine_name
+from tests.bench.gateway_routers import LITELLM, PEERS, SGLANG, Router, find
+from tests.bench.http_load import NUMBER, Target, measure_first_data, measure_rate, median_ms
 from tests.support.fleet import API, ROOT, eventually, free_port
 
 CONNECTIONS = 16
-SECONDS = 6
-FIRST_DATA_COUNT = 300
+SECONDS = 4
+FIRST_DATA_COUNT = 200
 NODES = 2
 PEER_SECONDS = 300.0  # LiteLLM takes long to import on a loaded machine
 PATH = "/v1/chat/completions"
-LITELLM, SGLANG, OURS, DIRECT, PAIR = (
-    "litellm",
-    "sglang-router",
-    "mlxfleet",
-    "no router",
-    "2 workers",
-)
+OURS, DIRECT, PAIR = "mlxfleet", "no router", "2 workers"
+LONG_WORDS = 750  # about 1,000 tokens
 _PROFILE = "MLXFLEET_BENCH_PROFILE"
 
 
-def make_body(words: int, *, stream: bool) -> bytes:
-    """Return a request of about so many tokens."""
-    content = " ".join(["token"] * words)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 32}
-    return json.dumps({**body, "stream": stream}, separators=(",", ":")).encode()
+def make_body(*, stream: bool, words: int = 0) -> bytes:
+    """Return a chat with a number in its text, and so many words more."""
+    chosen, known = random.Random(1), (ROOT / "LICENSE").read_text().split()
+    more = "".join(f" {chosen.choice(known)}" for _ in range(words))
+    message = {"role": "user", "content": f"{NUMBER} say hello{more}"}
+    body = {"model": MODEL, "messages": [message], "max_tokens": 32, "stream": stream}
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one router did. Units: per second; milliseconds."""
+    """What one router did. Units: per second; milliseconds.
+
+    `repeats` are requests of one text. `cpu_ms` is the router's own for one request, all its
+    processes together; `load_ratio` what of the machine the load and the nodes took meanwhile.
+    """
 
     requests: float
     streams: float
     first_data_ms: float
     cpu_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """A peer: where its program is found and how it is called."""
-
-    name: str
-    variable: str
-    program: str
-    install: str
-    arguments: Callable[[int, list[str], Path], list[str]]
-
-
-def litellm_arguments(port: int, nodes: list[str], directory: Path) -> list[str]:
-    """Return what `litellm` is called with. Writes its configuration."""
-    deployments = [
-        {
-            "model_name": MODEL,
-            "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "x"},
-        }
-        for url in nodes
-    ]
-    config = directory / "litellm.json"
-    # Our gateway is measured without keys too.
-    general = {"dangerously_permit_weak_or_unset_master_key": True}
-    config.write_text(json.dumps({"model_list": deployments, "general_settings": general}))
-    return ["--config", str(config), "--port", str(port), "--num_workers", "1"]
-
-
-def sglang_arguments(port: int, nodes: list[str], _directory: Path) -> list[str]:
-    """Return what sglang-router is called with."""
-    door = ["--host", "127.0.0.1", "--port", str(port)]
-    return ["launch", *door, "--policy", "cache_aware", "--worker-urls", *nodes]
-
-
-PEERS = (
-    Router(
-        LITELLM,
-        "MLXFLEET_PEER_LITELLM",
-        "litellm",
-        "pip install 'litellm[proxy]' (in an environment of its own)",
-        litellm_arguments,
-    ),
-    Router(
-        SGLANG,
-        "MLXFLEET_PEER_SGLANG_ROUTER",
-        "smg",
-        "pip install sglang-router (in an environment of its own)",
-        sglang_arguments,
-    ),
-)
-
-
-def find(router: Router) -> str | None:
-    """Return a peer's program: named by its variable, beside our Python, or on PATH."""
-    named = os.environ.get(router.variable)
-    if named:
-        return named if os.access(named, os.X_OK) else None
-    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return shutil.which(router.program, path=os.pathsep.join(folders))
+    load_ratio: float = 0.0
+    repeats: float = 0.0
 
 
 @contextmanager
@@ -156,7 +105,7 @@ def answers(url: str) -> bool:
     try:
         done = httpx.post(
             url + PATH,
-            content=make_body(4, stream=False),
+            content=make_body(stream=False),
             headers={"content-type": "application/json"},
             timeout=10,
             trust_env=False,
@@ -174,30 +123,59 @@ def declare(url: str, nodes: list[str]) -> None:
             body = {"apiVersion": API.removeprefix("/apis/"), "kind": kind, "spec": spec}
             client.post(f"/{plural}", json={**body, "metadata": {"name": name}}).raise_for_status()
 
-        post("models", "Model", MODEL, {"source": {"path": "/nowhere"}})
+        source = {"path": "/nowhere"}
+        post("models", "Model", MODEL, {"source": source})
         for number, address in enumerate(nodes):
-            post("nodes", "Node", f"n{number}", {})
+            name = f"n{number}"
+            post("nodes", "Node", name, {})
+            engine = {"model": MODEL, "node": name, "revision": "r", "source": source}
+            post("engines", "Engine", engine_name(name), engine)
             client.patch(
-                f"/nodes/n{number}/status",
+                f"/nodes/{name}/status",
                 json={"status": {"address": address}},
                 headers={"content-type": "application/merge-patch+json"},
             ).raise_for_status()
 
 
-def measure(url: str, pid: int, directory: Path) -> Figures:
-    """Return the figures of what listens at `url`; CPU is that of the process for one request."""
-    watched = [psutil.Process(pid), *psutil.Process(pid).children()]
-    measure_rate(Target(url + PATH, make_body(40, stream=False)), CONNECTIONS, 2, directory)
-    before = spent_seconds(watched)
-    rate = measure_rate(
-        Target(url + PATH, make_body(40, stream=False)), CONNECTIONS, SECONDS, directory
+def counts(url: str) -> bool:
+    """Whether our gateway counts prompts as its nodes do."""
+    found = httpx.post(
+        url + EXPLAIN_PATH, content=make_body(stream=False), timeout=10, trust_env=False
     )
+    return found.status_code == 200 and bool(found.json()["exact"])
+
+
+def print_counts(url: str) -> None:
+    """Print how our gateway came by the counts of prompts."""
+    text = httpx.get(url + "/metrics", timeout=10, trust_env=False).text
+    found = re.findall(r'mlxfleet_gateway_prompts_total{outcome="(\w+)"} ([\d.e+]+)', text)
+    shown = (f"{float(count):.0f} {how}" for how, count in found)
+    print(f"prompts at {OURS}: {', '.join(shown)}")
+
+
+def measure(url: str, pid: int, nodes: list[int], directory: Path) -> Figures:
+    """Return the figures of what listens at `url`, a process before those of the nodes."""
+    own = psutil.Process(pid)
+    watched, loading = [own, *own.children(recursive=True)], [psutil.Process(it) for it in nodes]
+    whole = Target(url + PATH, make_body(stream=False))
+    measure_rate(whole, CONNECTIONS, 2, directory)
+    before, before_load = spent_seconds(watched), spent_seconds(loading) + children_seconds()
+    rate = measure_rate(whole, CONNECTIONS, SECONDS, directory)
     spent = spent_seconds(watched) - before
-    streaming = Target(url + PATH, make_body(40, stream=True))
+    load = spent_seconds(loading) + children_seconds() - before_load
+    streaming = Target(url + PATH, make_body(stream=True))
     streams = measure_rate(streaming, CONNECTIONS, SECONDS, directory)
-    long = Target(url + PATH, make_body(1000, stream=True))
+    long = Target(url + PATH, make_body(stream=True, words=LONG_WORDS))
     first = median_ms(measure_first_data(long, FIRST_DATA_COUNT))
-    return Figures(rate, streams, first, spent / (rate * SECONDS) * 1e3)
+    repeats = measure_rate(replace(whole, same=True), CONNECTIONS, SECONDS, directory)
+    cpu_ms = spent / (rate * SECONDS) * 1e3
+    return Figures(rate, streams, first, cpu_ms, load / SECONDS / (os.cpu_count() or 1), repeats)
+
+
+def children_seconds() -> float:
+    """Return the CPU time of our processes that have ended, which the load's are."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
 
 
 def spent_seconds(processes: list[psutil.Process]) -> float:
@@ -215,10 +193,13 @@ def run_ours(
         eventually(lambda: is_up(url), "our controller is up")
         declare(url, nodes)
         eventually(lambda: answers(url), "our gateway answers")
-        return use(url, started.pid)
+        eventually(lambda: counts(url), "our gateway counts")
+        found = use(url, started.pid)
+        print_counts(url)
+        return found
 
 
-def run_workers(nodes: list[str], directory: Path, count: int) -> Figures:
+def run_workers(nodes: list[str], pids: list[int], directory: Path, count: int) -> Figures:
     """Start an API and so many gateway workers and measure these together."""
     api, url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     program = [sys.executable, "-m", "controller", "--listen"]
@@ -231,7 +212,10 @@ def run_workers(nodes: list[str], directory: Path, count: int) -> Figures:
         eventually(lambda: is_up(api), "our API is up")
         declare(api, nodes)
         eventually(lambda: all(answers(url) for _ in range(20)), "our workers answer")
-        return measure(url, started.pid, directory)
+        eventually(lambda: all(counts(url) for _ in range(20)), "our workers count")
+        found = measure(url, started.pid, pids, directory)
+        print_counts(url)
+        return found
 
 
 def is_up(url: str) -> bool:
@@ -254,7 +238,9 @@ def serve(port: int) -> int:
     return code
 
 
-def run_peer(router: Router, program: str, nodes: list[str], directory: Path) -> Figures:
+def run_peer(
+    router: Router, program: str, nodes: list[str], pids: list[int], directory: Path
+) -> Figures:
     """Start a peer and measure it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -271,28 +257,33 @@ def run_peer(router: Router, program: str, nodes: list[str], directory: Path) ->
         except AssertionError as late:
             log = (directory / f"{router.name}.log").read_text(errors="replace")
             raise AssertionError(f"{late}\n{log[-2000:]}") from late
-        return measure(url, started.pid, directory)
+        return measure(url, started.pid, pids, directory)
 
 
 def show(found: dict[str, Figures]) -> list[str]:
     """Print the table and the ratios; return the targets that were missed."""
-    print(f"{'':>14} {'req/s':>8} {'streams/s':>10} {'first data ms':>14} {'CPU ms/req':>11}")
+    heads = ("", "req/s", "streams/s", "first data ms", "CPU ms/req", "load %", "one text/s")
+    print("{:>14} {:>8} {:>10} {:>14} {:>11} {:>7} {:>11}".format(*heads))
     for name, one in found.items():
         print(
             f"{name:>14} {one.requests:>8.0f} {one.streams:>10.0f} {one.first_data_ms:>14.2f} "
-            f"{one.cpu_ms:>11.2f}"
+            f"{one.cpu_ms:>11.3f} {one.load_ratio * 100:>7.0f} {one.repeats:>11.0f}"
         )
     ours = found[OURS]
     checks = [("added to the first data, ms", ours.first_data_ms - found[DIRECT].first_data_ms, -2)]
     if PAIR in found:
-        # For the reader: on two cores the load and the nodes take what a second worker would.
-        checks.append(("requests, 2 workers x one", found[PAIR].requests / ours.requests, 0))
+        # How near to linear: on as many cores as they need, workers are as fast as what each
+        # request costs them. On fewer the load, the nodes and the tokenizers take their share.
+        pair = found[PAIR]
+        checks.append(("requests, 2 workers x one", pair.requests / ours.requests, 0))
+        checks.append(("CPU a request, 2 workers x one", pair.cpu_ms / ours.cpu_ms, -1.15))
     if LITELLM in found:
         checks.append(("requests, x LiteLLM", ours.requests / found[LITELLM].requests, 20))
         checks.append(("streams, x LiteLLM", ours.streams / found[LITELLM].streams, 0))
     if SGLANG in found:
         peer = found[SGLANG]
         checks.append(("requests, x sglang-router", ours.requests / peer.requests, 1 / 3))
+        checks.append(("one text, x sglang-router", ours.repeats / peer.repeats, 1 / 3))
         checks.append(("streams, x sglang-router", ours.streams / peer.streams, 1))
     missed = []
     for what, value, target in checks:
@@ -308,7 +299,7 @@ def profile_ours(nodes: list[str], directory: Path, *, stream: bool) -> None:
     target = directory / "profile"
 
     def use(url: str, _pid: int) -> Figures:
-        body = make_body(40, stream=stream)
+        body = make_body(stream=stream)
         rate = measure_rate(Target(url + PATH, body), CONNECTIONS, SECONDS, directory)
         return Figures(rate, 0, 0)
 
@@ -320,10 +311,10 @@ def profile_ours(nodes: list[str], directory: Path, *, stream: bool) -> None:
 
 def compare(nodes: list[str], pids: list[int], directory: Path, names: list[str]) -> list[str]:
     """Measure everything that is here; return the targets that were missed."""
-    found = {DIRECT: measure(nodes[0], pids[0], directory)}
-    found[OURS] = run_ours(nodes, directory, lambda url, pid: measure(url, pid, directory))
-    if sys.platform == "linux":
-        found[PAIR] = run_workers(nodes, directory, 2)
+    found = {DIRECT: measure(nodes[0], pids[0], [], directory)}
+    found[OURS] = run_ours(nodes, directory, lambda url, pid: measure(url, pid, pids, directory))
+    if sys.platform == "linux" and PAIR in names:
+        found[PAIR] = run_workers(nodes, pids, directory, 2)
     for router in PEERS:
         program = find(router)
         if router.name not in names:
@@ -331,7 +322,7 @@ def compare(nodes: list[str], pids: list[int], directory: Path, names: list[str]
         if program is None:
             print(f"{router.name} is not here: {router.install}, then set {router.variable}")
             continue
-        found[router.name] = run_peer(router, program, nodes, directory)
+        found[router.name] = run_peer(router, program, nodes, pids, directory)
     return show(found)
 
 
@@ -340,7 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gateway_peers")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--profile", choices=["requests", "streams"])
-    parser.add_argument("--peers", nargs="*", default=[item.name for item in PEERS])
+    parser.add_argument("--peers", nargs="*", default=[PAIR, *(item.name for item in PEERS)])
     given = parser.parse_args()
     if given.serve is not None:
         return serve(given.serve)

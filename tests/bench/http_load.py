@@ -1,11 +1,13 @@
 """Load on one HTTP endpoint: requests per second in a closed loop, and time to the first data.
 
-With `wrk` on PATH the rate is wrk's; else a loop of our own sends in a process of its own
+The marker in a body stands for a number, another one in every request or the same in all. With
+`wrk` on PATH the rate is wrk's; else a loop of our own sends in a process of its own
 (`python -m tests.bench.http_load`). Called by gateway_peers.py.
 """
 
 import argparse
 import asyncio
+import itertools
 import re
 import shutil
 import socket
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -22,6 +25,9 @@ import uvloop
 
 from tests.support.fleet import ROOT
 
+NUMBER = "########"
+"""Where a body has its number, of as many digits."""
+_MARKER = NUMBER.encode()
 _ENDS = (b"0\r\n\r\n",)
 
 
@@ -29,12 +35,13 @@ class LoadError(RuntimeError):
     """The endpoint gave other than whole answers with status 200."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
-    """Where to send which body."""
+    """Where to send which body; `same` sends one text again and again."""
 
     url: str
     body: bytes = field(repr=False)
+    same: bool = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -42,9 +49,13 @@ class Target:
         parts = urlsplit(self.url)
         return str(parts.hostname), int(parts.port or 80)
 
-    @property
+    def numbered(self, number: int) -> bytes:
+        """Return the request with a number."""
+        return self.request.replace(_MARKER, b"%08d" % (0 if self.same else number % 10**8))
+
+    @cached_property
     def request(self) -> bytes:
-        """The request as bytes."""
+        """The request as bytes, with the marker where its number belongs."""
         lines = [f"POST {urlsplit(self.url).path} HTTP/1.1", "host: bench"]
         lines += ["content-type: application/json", f"content-length: {len(self.body)}", "", ""]
         return "\r\n".join(lines).encode() + self.body
@@ -64,11 +75,13 @@ def is_whole(data: bytes) -> bool:
 def measure_first_data(target: Target, count: int, warm: int = 20) -> list[float]:
     """Return the seconds from sending to the first event of a stream, one request at a time."""
     found: list[float] = []
+    start = first_number()
     with socket.create_connection(target.address, timeout=30) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for number in range(count + warm):
+            request = target.numbered(start + number)
             began, first, data = time.perf_counter(), 0.0, b""
-            link.sendall(target.request)
+            link.sendall(request)
             while not data or not is_whole(data):
                 part = link.recv(1 << 18)
                 if not part:
@@ -81,22 +94,40 @@ def measure_first_data(target: Target, count: int, warm: int = 20) -> list[float
     return found
 
 
+def first_number() -> int:
+    """Return a number from which on none was used before."""
+    return time.time_ns() // 10**5 % 10**8
+
+
+_SCRIPT = """
+local before, after = %s, %s
+local number = %d
+request = function()
+  number = number + %d
+  return before .. string.format("%%08d", number %% 100000000) .. after
+end
+"""
+
+
+def _quote(data: bytes) -> str:
+    return '"' + "".join(f"\\{byte:03d}" for byte in data) + '"'
+
+
 def measure_rate(target: Target, connections: int, seconds: float, directory: Path) -> float:
     """Return whole answers per second. Raises: LoadError when some were none."""
-    body = directory / "body.json"
-    body.write_bytes(target.body)
     wrk = shutil.which("wrk")
     if wrk is not None:
         script = directory / "post.lua"
-        script.write_text(
-            f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\n'
-            f'local f = io.open("{body}", "rb")\nwrk.body = f:read("*a")\n'
-        )
+        before, _, after = target.request.partition(_MARKER)
+        step = 0 if target.same else 1
+        script.write_text(_SCRIPT % (_quote(before), _quote(after), first_number() * step, step))
         command = [wrk, "-t1", f"-c{connections}", f"-d{seconds:.0f}s", "-s", str(script)]
         command.append(target.url)
     else:
+        body = directory / "body.json"
+        body.write_bytes(target.body)
         command = [sys.executable, "-m", "tests.bench.http_load", target.url, str(body)]
-        command += [str(connections), str(seconds)]
+        command += [str(connections), str(seconds), *["--same"] * target.same]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     rate = re.search(r"Requests/sec:\s*([\d.]+)", done.stdout)
     if rate is None or "Non-2xx" in done.stdout:
@@ -107,8 +138,8 @@ def measure_rate(target: Target, connections: int, seconds: float, directory: Pa
 class _Sender(asyncio.Protocol):
     """One connection that sends the next request once it has the whole answer."""
 
-    def __init__(self, target: Target) -> None:
-        self._request, self._got = target.request, b""
+    def __init__(self, target: Target, numbers: "itertools.count[int]") -> None:
+        self._target, self._numbers, self._got = target, numbers, b""
         self.answers = 0
         self.fault = ""
         self._transport: asyncio.Transport | None = None
@@ -116,7 +147,11 @@ class _Sender(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
+        self._send()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._transport.write(self._target.numbered(next(self._numbers)))
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
@@ -129,14 +164,15 @@ class _Sender(asyncio.Protocol):
             self._transport.abort()
             return
         self.answers, self._got = self.answers + 1, b""
-        self._transport.write(self._request)
+        self._send()
 
 
 async def _send(target: Target, connections: int, seconds: float) -> float:
     loop = asyncio.get_running_loop()
     host, port = target.address
+    numbers = itertools.count(first_number())
     links = [
-        await loop.create_connection(lambda: _Sender(target), host, port)
+        await loop.create_connection(lambda: _Sender(target, numbers), host, port)
         for _ in range(connections)
     ]
     began = loop.time()
@@ -161,8 +197,9 @@ def main() -> None:
     parser.add_argument("body", type=Path)
     parser.add_argument("connections", type=int)
     parser.add_argument("seconds", type=float)
+    parser.add_argument("--same", action="store_true")
     given = parser.parse_args()
-    target = Target(given.url, given.body.read_bytes())
+    target = Target(given.url, given.body.read_bytes(), same=given.same)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rate = runner.run(_send(target, given.connections, given.seconds))
     print(f"Requests/sec: {rate:.1f}")

@@ -14,7 +14,6 @@ from controller.gateway.choice.queueing import Claims, Seat
 from controller.gateway.choice.reservations import Amount, HeldPlace, Reservations
 from controller.gateway.choice.selection import Circumstances, Decision, Outcome, decide
 from controller.gateway.nodes.breaker import Breakers
-from controller.gateway.nodes.catalog import FleetView
 from controller.gateway.nodes.endpoints import EndpointKey
 from controller.gateway.nodes.fleet import Fleet
 from controller.gateway.sending.refusals import No, plan_candidates, speak_of_never
@@ -66,7 +65,7 @@ class Chooser:
             cached=question.cached,
             last_used=self._reservations.last_used,
             now_seconds=now,
-            complete=_is_complete(view, question.model),
+            complete=view.is_complete(question.model),
         )
         return decide(candidates, question.demand, around, self._random.random())
 
@@ -102,13 +101,3 @@ def refuse_never(decision: Decision) -> Refusal | None:
         return None
     refusal = describe_never(nearest.endpoint, decision.demand) or nearest.fit.refusal
     return None if refusal is None else speak_of_never(refusal, nearest.endpoint)
-
-
-def _is_complete(view: FleetView, model: str) -> bool:
-    """Whether every engine of a model that is declared has told what it can hold."""
-    told = {item.key.engine for item in view.candidates(model) if item.room is not None}
-    return view.synced and all(
-        name in told
-        for name, engine in view.engines.items()
-        if engine.spec.model == model and engine.metadata.deletion_timestamp is None
-    )

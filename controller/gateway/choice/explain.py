@@ -3,6 +3,8 @@
 Pure. Called by the proxy and the explain route.
 """
 
+from functools import lru_cache
+
 from controller.gateway.choice.selection import Candidate, Decision, Excluded
 from manifests.units import format_bytes
 from manifests.wire.explain import RouteCandidate, RouteExplanation, RouteSeconds
@@ -130,5 +132,6 @@ def _describe_other(item: Candidate) -> str:
     return words
 
 
+@lru_cache(maxsize=4096)
 def _size(count: int) -> str:
     return format_bytes(count).replace(" ", "")

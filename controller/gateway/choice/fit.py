@@ -23,6 +23,10 @@ from manifests.wire.room import EngineRoom
 BOUNDLESS_TOKENS = 2**62
 
 
+_Asked = tuple[int, int, int, int]
+"""A demand as plain figures: prompt tokens, output tokens, rows, tokens a chunk."""
+
+
 class Limit(StrEnum):
     """What keeps a request from an endpoint."""
 
@@ -67,7 +71,7 @@ def plan_fit(endpoint: EndpointView, demand: Demand, hold: Hold = NOTHING_HELD) 
     if endpoint.room is None or endpoint.shape is None:
         fit = _fit_by_tokens(endpoint, demand, hold)
     else:
-        fit = _fit_by_bytes(endpoint.room, endpoint.shape, plan_case(endpoint, demand), hold)
+        fit = _fit_by_bytes(endpoint.room, endpoint.shape, _asked(endpoint, demand), hold)
     limit = fit.limited_by
     if demand.prompt_tokens >= context_of(endpoint):
         limit = Limit.CONTEXT
@@ -78,16 +82,23 @@ def plan_fit(endpoint: EndpointView, demand: Demand, hold: Hold = NOTHING_HELD) 
 
 def plan_case(endpoint: EndpointView, demand: Demand) -> PrefillCase:
     """Return the demand as the endpoint's node would put it to its arbiter."""
+    return _case(_asked(endpoint, demand))
+
+
+def _asked(endpoint: EndpointView, demand: Demand) -> _Asked:
     room = endpoint.room
     output = demand.output_tokens
     if room is not None and not demand.capped:
         output = room.default_output_tokens
     left = max(0, context_of(endpoint) - demand.prompt_tokens)
+    chunk_tokens = room.chunk_tokens if room is not None else 512
+    return demand.prompt_tokens, min(output, left), demand.rows, chunk_tokens
+
+
+def _case(asked: _Asked) -> PrefillCase:
+    prompt_tokens, max_tokens, rows, chunk_tokens = asked
     return PrefillCase(
-        prompt_tokens=demand.prompt_tokens,
-        max_tokens=min(output, left),
-        rows=demand.rows,
-        chunk_tokens=room.chunk_tokens if room is not None else 512,
+        prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, chunk_tokens=chunk_tokens
     )
 
 
@@ -99,9 +110,9 @@ def describe_never(endpoint: EndpointView, demand: Demand) -> Refusal | None:
     room, shape = endpoint.room, endpoint.shape
     if room is None or shape is None:
         return None
-    case = plan_case(endpoint, demand)
-    standing = room.standing()
-    need = clip_need(*_bounds(_need(room, shape, case)), standing)
+    asked = _asked(endpoint, demand)
+    case, standing = _case(asked), room.standing()
+    need = clip_need(*_bounds(_need(room, shape, asked)), standing)
     ratio = 1.0 if room.alone else room.transient_ratio
 
     def fit_within(limit_bytes: int) -> PromptFit:
@@ -133,9 +144,14 @@ def _fit_by_tokens(endpoint: EndpointView, demand: Demand, hold: Hold) -> Fit:
     return Fit(fits_now=False, may_make_room=False, limited_by=Limit.MEMORY)
 
 
-def _fit_by_bytes(room: EngineRoom, shape: ModelShape, case: PrefillCase, hold: Hold) -> Fit:
+def _fit_by_bytes(room: EngineRoom, shape: ModelShape, asked: _Asked, hold: Hold) -> Fit:
+    need = _need(room, shape, asked)
+    free_bytes = room.own_standing.headroom_bytes - hold.unseen_bytes
+    if not room.absent_bytes and need.need_bytes <= min(need.least_bytes, free_bytes):
+        # What most requests are: nothing to clip, nothing in the way.
+        return Fit(need.need_bytes, free_bytes, room.ever_bytes, known=True)
     standing = room.standing(hold.unseen_bytes)
-    need_bytes = clip_need(*_bounds(_need(room, shape, case)), standing)
+    need_bytes = clip_need(*_bounds(need), standing)
     refusal = judge_prefill(need_bytes, standing)
     never = refusal is not None and refusal.retryable is Retryable.NO
     free_bytes = standing.headroom_bytes
@@ -157,21 +173,14 @@ def _fit_by_bytes(room: EngineRoom, shape: ModelShape, case: PrefillCase, hold: 
     )
 
 
-def _need(room: EngineRoom, shape: ModelShape, case: PrefillCase) -> Need:
-    asked = (case.prompt_tokens, case.max_tokens, case.rows, case.chunk_tokens)
+def _need(room: EngineRoom, shape: ModelShape, asked: _Asked) -> Need:
     return _needed(shape, asked, room.fused, room.transient_ratio)
 
 
 # Copies of a model ask for the same of one request on every node, and short requests are alike.
 @lru_cache(maxsize=4096)
-def _needed(
-    shape: ModelShape, asked: tuple[int, int, int, int], fused: bool, transient_ratio: float
-) -> Need:
-    prompt_tokens, max_tokens, rows, chunk_tokens = asked
-    case = PrefillCase(
-        prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, chunk_tokens=chunk_tokens
-    )
-    return estimate_need(shape, case, fused=fused, transient_ratio=transient_ratio)
+def _needed(shape: ModelShape, asked: _Asked, fused: bool, transient_ratio: float) -> Need:
+    return estimate_need(shape, _case(asked), fused=fused, transient_ratio=transient_ratio)
 
 
 def _bounds(need: Need) -> tuple[int, int]:

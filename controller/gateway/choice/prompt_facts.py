@@ -104,10 +104,13 @@ class CachedPrefixes(Mapping[EndpointKey, int]):
     def __init__(
         self,
         ids: Mapping[EndpointKey, bytes],
-        keys: Mapping[EndpointKey, tuple[str, ...]],
+        keys: Callable[[EndpointKey], tuple[str, ...]],
         find: Callable[[EndpointKey], Held | None],
     ) -> None:
-        """Take the packed ids and extra keys at each endpoint, and where to see what it holds."""
+        """Take the packed ids at each endpoint, and where to see its extra keys and what it holds.
+
+        `keys` is asked about endpoints that hold anything.
+        """
         self._ids, self._keys, self._find = ids, keys, find
         self._chains: dict[tuple[int, str, tuple[str, ...], int], PrefixChain] = {}
         self._seen: dict[EndpointKey, tuple[Held, int, int]] = {}
@@ -125,7 +128,7 @@ class CachedPrefixes(Mapping[EndpointKey, int]):
         seen = self._seen.get(key)
         if seen is not None and seen[0] is held and seen[1] == held.version:
             return seen[2]
-        found = cached_tokens(held.digests, self._chain(ids, self._keys[key], held))
+        found = cached_tokens(held.digests, self._chain(ids, self._keys(key), held))
         self._seen[key] = (held, held.version, found)
         return found
 
@@ -134,7 +137,7 @@ class CachedPrefixes(Mapping[EndpointKey, int]):
         for key in self._ids:
             held = self._find(key)
             if held is not None and held.digests:
-                self._chain(self._ids[key], self._keys[key], held)
+                self._chain(self._ids[key], self._keys(key), held)
 
     def _chain(self, ids: bytes, keys: tuple[str, ...], held: Held) -> PrefixChain:
         name = (id(ids), held.fingerprint, keys, held.block_tokens)

@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -28,6 +28,7 @@ from controller.gateway.counting.tokenizer_shelf import TokenizerShelf
 from controller.gateway.counting.tokenizers import PromptBody, Tokenizers, plan_sources
 from controller.gateway.exchange import Exchange
 from controller.gateway.http.sse import Usage
+from controller.gateway.nodes.catalog import FleetView
 from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
 from controller.gateway.nodes.fleet import Fleet
 from controller.gateway.nodes.prefix_stream import PrefixMap
@@ -50,6 +51,14 @@ _COUNT_SECONDS_MAX = 20.0
 _ENTRY_BYTES = 512
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Who may get requests of one model, and all the ways in which they make ids."""
+
+    kinds: frozenset[PromptKind | None]
+    endpoints: tuple[tuple[EndpointView, PromptKind | None], ...]
+
+
 class Prompts:
     """All methods belong to one event loop."""
 
@@ -69,6 +78,8 @@ class Prompts:
         self._known_bytes = 0
         self._counting: dict[bytes, asyncio.Task[tuple[bytes, ...] | None]] = {}
         self._distrusted: dict[str, float] = {}
+        self._planned_for: FleetView | None = None
+        self._planned: dict[str, _Plan] = {}
         self._wake = asyncio.Event()
         fleet.listen(self._wake.set)
 
@@ -110,25 +121,35 @@ class Prompts:
         ids: dict[EndpointKey, bytes] = {}
         endpoints: dict[EndpointKey, EndpointView] = {}
         for model in models_of(exchange):
-            candidates = view.candidates(model)
-            kinds = plan_kinds(candidates, view.engines)
-            by_kind = await self._count_kinds(exchange, set(kinds.values()))
+            plan = self._plan(view, model)
+            by_kind = await self._count_kinds(exchange, plan.kinds)
             merged = merge_facts(list(by_kind.values()))
             if merged is None:
                 continue
             facts[model] = merged
-            for item in candidates:
-                counted = by_kind.get(kinds.get(item.key))
+            for item, kind in plan.endpoints:
+                counted = by_kind.get(kind)
                 if counted is not None:
                     ids[item.key], endpoints[item.key] = counted.ids, item
         if not facts:
             return exchange
         sharing = sharing_of(exchange)
-        keys = {key: sharing.keys(item) for key, item in endpoints.items()}
-        cached = CachedPrefixes(ids, keys, self._prefixes.find)
+        cached = CachedPrefixes(ids, lambda key: sharing.keys(endpoints[key]), self._prefixes.find)
         if any(len(item) > _LONG_BYTES for item in ids.values()):
             await asyncio.to_thread(cached.warm)
         return replace(exchange, facts=facts, cached=cached)
+
+    def _plan(self, view: FleetView, model: str) -> _Plan:
+        """Return who may get requests of a model, as long as the fleet is as it is."""
+        if self._planned_for is not view:
+            self._planned_for, self._planned = view, {}
+        plan = self._planned.get(model)
+        if plan is None:
+            candidates = view.candidates(model)
+            kinds = plan_kinds(candidates, view.engines)
+            counted = tuple((it, kinds[it.key]) for it in candidates if it.key in kinds)
+            plan = self._planned[model] = _Plan(frozenset(kinds.values()), counted)
+        return plan
 
     def compare(self, exchange: Exchange, usage: Usage) -> None:
         """Learn from an answer whether the node had counted as we did; distrust what did not."""
@@ -152,7 +173,7 @@ class Prompts:
         )
 
     async def _count_kinds(
-        self, exchange: Exchange, kinds: set[PromptKind | None]
+        self, exchange: Exchange, kinds: Collection[PromptKind | None]
     ) -> dict[PromptKind | None, PromptFacts | None]:
         """Return the facts of each kind, None where they are not to be had."""
         if len(kinds) == 1:

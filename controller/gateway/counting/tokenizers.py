@@ -128,22 +128,17 @@ class Tokenizers:
         link = entry.link
         if link is None or not link.alive or link.waiting >= _MOST_WAITING:
             return None
+        hung = asyncio.get_running_loop().call_later(_HUNG_SECONDS, _kill_hung, fingerprint, link)
         try:
-            async with asyncio.timeout(_HUNG_SECONDS):
-                reply = await link.ask(
-                    lambda number: EncodeBody(
-                        number=number,
-                        chat=prompt.chat,
-                        body=prompt.body,
-                        variables=prompt.variables,
-                    )
+            reply = await link.ask(
+                lambda number: EncodeBody(
+                    number=number, chat=prompt.chat, body=prompt.body, variables=prompt.variables
                 )
-        except TimeoutError:
-            _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
-            link.kill()
-            return None
+            )
         except ProcessLostError:
             return None
+        finally:
+            hung.cancel()
         return tuple(reply.prompts) if isinstance(reply, PackedPrompts) else None
 
     def _entry(self, fingerprint: str, *, asked: bool = False) -> _Entry | None:
@@ -253,3 +248,8 @@ def plan_sources(reported: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
             if address not in held:
                 held.append(address)
     return sources
+
+
+def _kill_hung(fingerprint: str, link: TokenizerLink) -> None:
+    _LOG.warning("tokenizer_hung", fingerprint=fingerprint[:12])
+    link.kill()

@@ -5,12 +5,11 @@ Knows HTTP and the OpenAI error form, nothing of fleets. Called by the handlers 
 
 import asyncio
 import json
+import os
 import re
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -26,6 +25,9 @@ ROUTE_HEADER = b"x-mlxfleet-route"
 
 _JSON = (b"content-type", b"application/json")
 _WATCH_AFTER_SECONDS = 0.01
+
+
+_Result = TypeVar("_Result")
 
 
 class ClientLeftError(Exception):
@@ -48,7 +50,7 @@ class Inbound:
         headers = tuple(scope["headers"])
         given = find_header(headers, b"x-request-id")
         valid = given is not None and _REQUEST_ID.match(given) is not None
-        request_id = given.decode("ascii") if given and valid else f"req-{uuid.uuid4().hex}"
+        request_id = given.decode("ascii") if given and valid else f"req-{os.urandom(16).hex()}"
         return cls(scope["method"], scope["path"], headers, request_id, receive)
 
     async def read_body(self, limit_bytes: int) -> bytes | Refusal:
@@ -76,36 +78,52 @@ class Inbound:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    @asynccontextmanager
-    async def until_client_leaves(self) -> AsyncIterator[None]:
-        """Run the block until its end or until the client leaves, whichever is first.
+    async def until_client_leaves(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return what the work returns, unless the client leaves before.
 
-        Raises: ClientLeftError, with what ran in the block already cancelled.
+        Raises: ClientLeftError, with the work already cancelled.
         """
+        watch = _LeaveWatch(self.receive)
         try:
-            async with asyncio.timeout(None) as scope:
-                loop, watchers = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+            return await work
+        except asyncio.CancelledError:
+            if watch.has_cancelled():
+                raise ClientLeftError from None
+            raise
+        finally:
+            watch.stop()
 
-                def watch() -> None:
-                    watchers.append(loop.create_task(self._expire_on_disconnect(scope)))
 
-                # Most refusals and short answers are over by then, and spare themselves the task.
-                timer = loop.call_later(_WATCH_AFTER_SECONDS, watch)
-                try:
-                    yield
-                finally:
-                    timer.cancel()
-                    for watcher in watchers:
-                        watcher.cancel()
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise ClientLeftError from None
+class _LeaveWatch:
+    """Cancels the task that made it once the client has left."""
 
-    async def _expire_on_disconnect(self, scope: asyncio.Timeout) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
+    def __init__(self, receive: Receive) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - requests are tasks
+        self._receive, self._task, self._cancelling = receive, task, task.cancelling()
+        self._left = False
+        self._watcher: asyncio.Task[None] | None = None
+        # Most refusals and short answers are over by then, and spare themselves the task.
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._begin)
+
+    def has_cancelled(self) -> bool:
+        """Whether it was this that cancelled the task, and nobody else."""
+        return self._left and self._task.uncancel() <= self._cancelling
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        scope.reschedule(asyncio.get_running_loop().time())
+        self._left = True
+        self._task.cancel()
 
 
 def find_header(headers: Iterable[RawHeader], name: bytes) -> bytes | None:

@@ -44,6 +44,20 @@ class FleetView:
         """Return the endpoints of one model, accepting or not."""
         return self._by_model.get(model, ())
 
+    def is_complete(self, model: str) -> bool:
+        """Whether every engine of a model that is declared has told what it can hold."""
+        return self.synced and model not in self._incomplete
+
+    @cached_property
+    def _incomplete(self) -> frozenset[str]:
+        """The models with an engine that has not told."""
+        told = {(item.model, item.key.engine) for item in self.endpoints if item.room is not None}
+        return frozenset(
+            engine.spec.model
+            for name, engine in self.engines.items()
+            if engine.metadata.deletion_timestamp is None and (engine.spec.model, name) not in told
+        )
+
     @cached_property
     def _by_model(self) -> Mapping[str, tuple[EndpointView, ...]]:
         found: dict[str, tuple[EndpointView, ...]] = {}

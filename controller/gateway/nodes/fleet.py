@@ -89,10 +89,10 @@ class Fleet:
         """Call back at once after every change of the picture, reports included."""
         self._on_change.append(callback)
 
-    def on_dead(self, node: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once a node has been down for long; returns the way to end that."""
+    def is_dead(self, node: str, address: str) -> bool:
+        """Whether a node has been down for long; one that is not declared any more is not."""
         stream = self._streams.get(node)
-        return stream.on_dead(callback) if stream is not None else lambda: None
+        return stream is not None and stream.address == address and stream.dead
 
     def silent_seconds(self, node: str, address: str) -> float:
         """Return for how long a node has not reported; for ever when it is not there any more."""

@@ -56,8 +56,6 @@ class LoadStream:
         self._report: LoadReport | None = None
         self._shapes: dict[str, ModelShape] = {}
         self._received_seconds = 0.0
-        self._dead_timer: asyncio.TimerHandle | None = None
-        self._on_dead: dict[object, Callable[[], None]] = {}
 
     @property
     def seen(self) -> NodeReport | None:
@@ -74,27 +72,23 @@ class LoadStream:
         return self._health.phase is Phase.DOWN
 
     @property
+    def dead(self) -> bool:
+        """Whether the node has been down for long."""
+        return self.down and self._health.down_for(self._clock()) >= self._limits.dead_seconds
+
+    @property
     def silent_seconds(self) -> float:
         """How long ago the last report came; 0 before the first."""
         return 0.0 if self._report is None else self._clock() - self._received_seconds
 
-    def on_dead(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once the node has been down for long; returns the way to end that."""
-        token = object()
-        self._on_dead[token] = callback
-        return lambda: self._on_dead.pop(token, None) and None
-
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Follow the node until cancelled."""
-        try:
-            while True:
-                event = await self._follow(session)
-                first = self._health.phase is Phase.LIVE and event is StreamEvent.LOST
-                self._note(event)
-                if not first:
-                    await asyncio.sleep(self._backoff_seconds())
-        finally:
-            self._cancel_timer()
+        while True:
+            event = await self._follow(session)
+            first = self._health.phase is Phase.LIVE and event is StreamEvent.LOST
+            self._note(event)
+            if not first:
+                await asyncio.sleep(self._backoff_seconds())
 
     async def _follow(self, session: aiohttp.ClientSession) -> StreamEvent:
         """Read one connection to its end and tell how it ended."""
@@ -145,21 +139,7 @@ class LoadStream:
         after = self._health.phase
         if after is not before:
             _LOG.info("node_" + after.value, node=self.node, cause=event.value)
-        if after is Phase.DOWN and before is not Phase.DOWN:
-            loop = asyncio.get_running_loop()
-            self._dead_timer = loop.call_later(self._limits.dead_seconds, self._tell_dead)
-        elif after is Phase.LIVE:
-            self._cancel_timer()
         self._on_change()
-
-    def _tell_dead(self) -> None:
-        for callback in tuple(self._on_dead.values()):
-            callback()
-
-    def _cancel_timer(self) -> None:
-        if self._dead_timer is not None:
-            self._dead_timer.cancel()
-            self._dead_timer = None
 
     def _backoff_seconds(self) -> float:
         most = min(_BACKOFF_SECONDS * 2.0 ** min(self._health.losses, 8), _BACKOFF_SECONDS_MAX)

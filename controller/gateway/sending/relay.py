@@ -7,8 +7,6 @@ import asyncio
 import json
 from dataclasses import replace
 
-import aiohttp
-
 from controller.gateway.http.asgi import Downstream, find_header
 from controller.gateway.http.sse import DONE_EVENT, EventReader, error_event, read_usage
 from controller.gateway.http.told import Told
@@ -25,7 +23,8 @@ from controller.gateway.sending.attempts import (
     lost,
 )
 from controller.gateway.sending.headers import plan_downstream_headers
-from controller.gateway.sending.upstream import UpstreamError
+from controller.gateway.sending.link import Fault, LinkError
+from controller.gateway.sending.upstream import Answer, UpstreamError
 from controller.gateway.settings import GatewaySettings
 from manifests.wire.error_body import parse_openai_error
 
@@ -35,7 +34,7 @@ _JSON = (b"content-type", b"application/json")
 
 
 async def relay(
-    response: aiohttp.ClientResponse,
+    response: Answer,
     down: Downstream,
     endpoint: EndpointKey,
     settings: GatewaySettings,
@@ -46,7 +45,7 @@ async def relay(
     Mutates: `told`, which says what the client has of a stream that may move.
     Raises: UpstreamError when the agent is lost before any data reached the client.
     """
-    headers = plan_downstream_headers(response.raw_headers, endpoint)
+    headers = plan_downstream_headers(response.headers, endpoint)
     if response.status >= 400:
         return await _read_refusal(response, headers)
     if response.content_type == "text/event-stream":
@@ -56,14 +55,14 @@ async def relay(
 
 
 async def _relay_stream(
-    response: aiohttp.ClientResponse,
+    response: Answer,
     down: Downstream,
     headers: tuple[tuple[bytes, bytes], ...],
     reader: EventReader,
 ) -> Ending:
     fault = ""
     try:
-        async for data in response.content.iter_any():
+        while data := await response.read():
             batch = reader.feed(data)
             down.usage = reader.usage or down.usage
             if batch.passed:
@@ -73,8 +72,8 @@ async def _relay_stream(
             fault = batch.fault
             if fault or reader.done or reader.error is not None:
                 break
-    except (aiohttp.ClientError, TimeoutError) as lost_link:
-        fault = "silence" if isinstance(lost_link, TimeoutError) else "a lost connection"
+    except LinkError as lost_link:
+        fault = "silence" if lost_link.fault is Fault.SILENT else "a lost connection"
     if reader.done:
         await _read_trailer(response)
         return Finished(reader.usage)
@@ -103,18 +102,20 @@ async def _end_early(ending: Lost, reader: EventReader, down: Downstream) -> End
     return Cut(ending.refusal) if reader.told.movable else Broken(ending.refusal)
 
 
-async def _read_trailer(response: aiohttp.ClientResponse) -> None:
+async def _read_trailer(response: Answer) -> None:
     """Read the end of a finished stream, so that the connection can serve again."""
+    if response.ended:
+        return
     try:
         async with asyncio.timeout(_TRAILER_SECONDS):
-            while await response.content.readany():
+            while await response.read():
                 pass
-    except (aiohttp.ClientError, TimeoutError):
-        response.close()
+    except (LinkError, TimeoutError):
+        return
 
 
 async def _relay_answer(
-    response: aiohttp.ClientResponse,
+    response: Answer,
     down: Downstream,
     headers: tuple[tuple[bytes, bytes], ...],
     limit_bytes: int,
@@ -133,9 +134,7 @@ async def _relay_answer(
     return Finished(usage)
 
 
-async def _read_refusal(
-    response: aiohttp.ClientResponse, headers: tuple[tuple[bytes, bytes], ...]
-) -> Refused:
+async def _read_refusal(response: Answer, headers: tuple[tuple[bytes, bytes], ...]) -> Refused:
     body = await _read_bounded(response, _ERROR_BYTES_MAX)
     return _parse_refusal(response.status, body or b"", headers)
 
@@ -167,16 +166,16 @@ def _event_headers(headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[byte
     return tuple(item for item in headers if item[0] not in {b"content-type", b"cache-control"})
 
 
-async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+async def _read_bounded(response: Answer, limit_bytes: int) -> bytes | None:
     """Return the whole body, or None when it is too large. Raises UpstreamError when it is cut."""
     parts: list[bytes] = []
     size = 0
     try:
-        async for data in response.content.iter_any():
+        while data := await response.read():
             size += len(data)
             if size > limit_bytes:
                 return None
             parts.append(data)
-    except (aiohttp.ClientError, TimeoutError) as fault:
+    except LinkError as fault:
         raise UpstreamError(lost("The node's answer was cut off.")) from fault
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,51 +1,45 @@
-"""HTTP to the agents: one client session, one attempt at a time as an `Ending` or a response.
+"""Requests to the agents: one attempt at a time as an `Answer`, or as the loss that it was.
 
-Owns the connection pool. Translates what the network does into values; decides nothing.
+Owns the connections. Translates what the network does into values; decides nothing. What the
+gateway reads from agents all the time (loads, prefixes, tokenizers) goes by its session.
 """
 
-import asyncio
-import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
-from weakref import WeakSet
 
 import aiohttp
-from aiohttp.connector import Connection
 
-from controller.gateway.nodes.link_watch import IsGone, watch_link
+from controller.gateway.http.asgi import find_header
 from controller.gateway.sending.attempts import Lost, lost
+from controller.gateway.sending.link import Fault, Link, LinkError, Patience
+from controller.gateway.sending.pool import Origin, Pool, parse_origin
 from controller.gateway.settings import GatewaySettings
 
-_WARNED_BODY_BYTES = 1024 * 1024
+
+def _never() -> bool:
+    return False
+
+
+def _never_gone(_silent_seconds: float) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request to an agent; `wakes` means that its engine must come back first.
 
-    `is_gone` says when to leave a node whose answer has begun.
+    `is_dead` says when to leave a node whose answer has not begun, `is_gone` one whose has.
     """
 
-    url: str
+    address: str
+    path: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     stream: bool = False
     wakes: bool = False
-    is_gone: IsGone | None = None
-
-
-@dataclass(slots=True)
-class _Trail:
-    """What a request did to the pool."""
-
-    reused: bool = False
-
-
-_TRAIL: ContextVar[_Trail] = ContextVar("trail")
+    is_dead: Callable[[], bool] = _never
+    is_gone: Callable[[float], bool] = _never_gone
 
 
 class UpstreamError(Exception):
@@ -56,110 +50,117 @@ class UpstreamError(Exception):
         self.ending = ending
 
 
+class Answer:
+    """One agent's answer from its head on; whoever has it must release it."""
+
+    def __init__(self, pool: Pool, origin: Origin, link: Link) -> None:
+        self._pool, self._origin, self._link = pool, origin, link
+        reader = link.reader
+        self.status, self.headers = reader.status, reader.headers
+
+    @property
+    def content_type(self) -> str:
+        """The media type without its parameters, in lower case; empty without one."""
+        value = find_header(self.headers, b"content-type") or b""
+        return value.partition(b";")[0].strip().lower().decode("latin-1")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the whole body has come."""
+        return self._link.reader.ended
+
+    async def read(self) -> bytes:
+        """Return what has come of the body, as soon as any has; empty at its end.
+
+        Raises: LinkError.
+        """
+        return await self._link.read()
+
+    def release(self) -> None:
+        """Give the connection back; at any other place than the answer's end it is closed."""
+        self._pool.give(self._origin, self._link)
+
+
 class Upstream:
-    """The session to all agents; entered once by the gateway's `run`."""
+    """The connections to all agents; entered once by the gateway's `run`."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Prepare; the session opens inside `open`, on its event loop."""
+        """Prepare; connections are made inside `open`, on its event loop."""
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Hold the session open while the block runs."""
-        connector = _NotingConnector(
+        """Hold connections open while the block runs; yields a session for all but requests."""
+        connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=self._settings.idle_connection_seconds
         )
+        settings = self._settings
+        pool = Pool(settings.connect_timeout_seconds, settings.idle_connection_seconds)
         async with aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         ) as session:
-            self._session = session
+            self._pool = pool
             try:
                 yield session
             finally:
-                self._session = None
+                self._pool = None
+                await pool.close()
 
-    @asynccontextmanager
-    async def send(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the response's head; leaving the block early closes the connection at once.
-
-        Raises: UpstreamError when there is no head, or the body breaks inside the block.
-        """
-        if self._session is None:
+    async def send(self, call: Call) -> Answer:
+        """Return an answer once its head is there. Raises: UpstreamError when there is none."""
+        pool = self._pool
+        if pool is None:
             raise UpstreamError(lost("The gateway is starting or stopping.", unreachable=True))
-        trail = _Trail()
-        _TRAIL.set(trail)
-        response: aiohttp.ClientResponse | None = None
         try:
-            response = await self._session.post(
-                call.url,
-                data=_payload(call.body),
-                headers=call.headers,
-                timeout=self._timeout(call),
-                allow_redirects=False,
-            )
-            with watch_link(response, call.is_gone):
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as fault:
-            headless = response is None
-            raise UpstreamError(_explain(fault, reused=trail.reused and headless)) from fault
-        finally:
-            if response is not None and not response.content.at_eof():
-                response.close()
+            origin = parse_origin(call.address)
+            link = await pool.take(origin)
+        except (OSError, TimeoutError, ValueError) as fault:
+            raise UpstreamError(lost("The node could not be reached.", unreachable=True)) from fault
+        reused = link.reused
+        try:
+            await link.exchange(write_head(call, origin), call.body, self._patience(call))
+        except LinkError as fault:
+            pool.give(origin, link)
+            raise UpstreamError(_explain(fault, reused=reused)) from fault
+        except BaseException:
+            pool.give(origin, link)
+            raise
+        return Answer(pool, origin, link)
 
-    def _timeout(self, call: Call) -> aiohttp.ClientTimeout:
+    def _patience(self, call: Call) -> Patience:
         settings = self._settings
-        silence_seconds = settings.stall_seconds
-        if call.wakes:
-            silence_seconds = max(silence_seconds, settings.wake_seconds)
-        return aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=settings.connect_timeout_seconds,
-            sock_read=silence_seconds if call.stream else settings.answer_seconds,
-        )
+        silence_seconds = settings.answer_seconds
+        if call.stream:
+            silence_seconds = settings.stall_seconds
+            if call.wakes:
+                silence_seconds = max(silence_seconds, settings.wake_seconds)
+        return Patience(silence_seconds, call.is_dead, call.is_gone)
 
 
-class _NotingConnector(aiohttp.TCPConnector):
-    """Notes on the request's trail whether its connection was used before.
-
-    aiohttp's own tracing tells it too, at a cost for every request several times that.
-    """
-
-    async def connect(
-        self,
-        req: aiohttp.ClientRequest,
-        traces: list[Any],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp names it so
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        protocol = connection.protocol
-        trail = _TRAIL.get(None)
-        if trail is not None and protocol is not None:
-            trail.reused = protocol in self._used
-            self._used.add(protocol)
-        return connection
-
-    @cached_property
-    def _used(self) -> WeakSet[Any]:
-        return WeakSet()
+def write_head(call: Call, origin: Origin) -> bytes:
+    """Return the head of a request. Raises: ValueError for a header that would end its line."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in call.headers.items()])
+    if lines.count("\n") != len(call.headers) or lines.count("\r") != len(call.headers):
+        raise ValueError("a header has a line break")
+    head = (
+        f"POST {origin.prefix}{call.path} HTTP/1.1\r\nhost: {origin.host_header}\r\n{lines}"
+        f"content-length: {len(call.body)}\r\n\r\n"
+    )
+    return head.encode("latin-1")
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    # Large bytes would be copied to the socket in one step; a file is sent in pieces.
-    return body if len(body) <= _WARNED_BODY_BYTES else io.BytesIO(body)
-
-
-def _explain(fault: Exception, *, reused: bool) -> Lost:
-    """Return the loss that a network fault means; no address leaves the gateway."""
-    match fault:
-        case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError():
-            return lost("The node could not be reached.", unreachable=True)
-        case aiohttp.ServerTimeoutError() | asyncio.TimeoutError():
+def _explain(fault: LinkError, *, reused: bool) -> Lost:
+    """Return the loss that a fault before the head means; no address leaves the gateway."""
+    match fault.fault:
+        case Fault.SILENT:
             return lost("The node stopped answering.")
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if reused:
+        case Fault.GONE:
+            return lost("The node is gone.")
+        case Fault.CLOSED if reused and not fault.heard:
             return lost("The node closed an idle connection.", stale=True)
         case _:
             return lost("The connection to the node was lost.")

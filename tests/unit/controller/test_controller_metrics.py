@@ -58,11 +58,13 @@ def test_series_go_with_their_model_and_node_and_do_not_come_back(
     assert 'model="k"' in text
 
 
-def test_in_flight_returns_to_zero_on_every_way_out(registry: CollectorRegistry) -> None:
+def test_requests_are_in_flight_from_their_begin_to_their_end(registry: CollectorRegistry) -> None:
     metrics = GatewayMetrics(registry)
-    with pytest.raises(RuntimeError), metrics.in_flight():
-        assert registry.get_sample_value("mlxfleet_gateway_in_flight") == 1
-        raise RuntimeError
+    metrics.begin_request()
+    metrics.begin_request()
+    assert registry.get_sample_value("mlxfleet_gateway_in_flight") == 2
+    metrics.end_request()
+    metrics.end_request()
     assert registry.get_sample_value("mlxfleet_gateway_in_flight") == 0
 
 

@@ -61,7 +61,7 @@ def test_the_deepest_block_that_is_held_counts() -> None:
 
 def test_cached_tokens_follow_what_is_held_at_the_moment() -> None:
     now = held(2)
-    cached = CachedPrefixes({KEY: IDS}, {KEY: ()}, lambda key: now if key == KEY else None)
+    cached = CachedPrefixes({KEY: IDS}, lambda _: (), lambda key: now if key == KEY else None)
     assert cached.get(KEY, 0) == 32
     now.digests |= held(4).digests
     now.version += 1
@@ -77,7 +77,7 @@ def test_other_tenants_prefixes_and_those_of_other_weights_are_none() -> None:
 
     def seen(sharing: Sharing, **load: Any) -> int:
         keys = sharing.keys(endpoint(**load))
-        return CachedPrefixes({KEY: IDS}, {KEY: keys}, lambda _: place)[KEY]
+        return CachedPrefixes({KEY: IDS}, lambda _: keys, lambda _: place)[KEY]
 
     assert seen(Sharing(tenant="a"), cache_isolated=True) == 48
     assert seen(Sharing(tenant="b"), cache_isolated=True) == 0
