@@ -11,11 +11,13 @@ from node_agent.engine.messages import (
     Event,
     Finished,
     Generate,
+    Heartbeat,
     Restored,
     SamplingParams,
     Tokens,
 )
 from tests.support.local_engine import LocalEngine
+from tests.support.mlx_engine import bare_engine
 from tests.support.pools import ending, greedy, token_ids
 from tests.support.tiny_models import NAMES, tiny_model
 
@@ -99,6 +101,18 @@ def _logprobs(events: list[Event]) -> list[tuple[list[int], float]]:
     """Return the best tokens of each place and the chosen one's log-probability."""
     found = [one for event in events if isinstance(event, Tokens) for one in event.logprobs]
     return [([token for token, _ in one.top], one.logprob) for one in found]
+
+
+@pytest.mark.processes
+def test_an_engine_says_in_its_heartbeats_what_came_of_drafts():
+    with bare_engine(tiny_model("llama")) as engine:
+        first = engine.await_event(Heartbeat)
+        assert (first.drafted_tokens, first.accepted_tokens) == (0, 0)
+        row = greedy("row", LOOP, 60, sampling=leaning(1))
+        engine.run(row)
+        engine.await_event(Heartbeat)
+        last = engine.await_event(Heartbeat)
+        assert last.drafted_tokens >= last.accepted_tokens > 0
 
 
 def test_rows_end_at_every_cap_and_stop_token_as_without_drafts(llamas):

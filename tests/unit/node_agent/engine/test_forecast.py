@@ -40,6 +40,12 @@ def test_joining_costs_padding_one_layer_and_the_logits_of_every_row():
     assert FORECAST.join_bytes(cost) == 1200 + 3 * SHAPE.vocab_size * 16
 
 
+def test_verifying_costs_a_chunk_and_the_logits_of_every_place():
+    verify_bytes = FORECAST.verify_bytes(300, 8)
+    assert verify_bytes == FORECAST.chunk_bytes(300, 8) + 8 * SHAPE.vocab_size * 16
+    assert verify_bytes < FORECAST.verify_bytes(300, 9)
+
+
 def test_a_bigger_chunk_than_predicted_counts_at_once_and_fades_slowly():
     correction = Correction().observed(BIG, 2 * BIG)
     assert correction.factor == 2
