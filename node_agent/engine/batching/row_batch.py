@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from node_agent.engine.batching.chunking import STEP_TOKENS
 from node_agent.engine.batching.drafts import count_accepted
-from node_agent.engine.batching.sampling import Processor, Sampler, SeededSampler, process_each
+from node_agent.engine.batching.sampling import Processor, Sampler
 
 
 @dataclass(slots=True)
@@ -123,36 +123,54 @@ class RowBatch(GenerationBatch):  # type: ignore[misc]
         and what follows the first that differs is taken back. No token of the draft may end the
         row. The token after those returned is drawn, and nothing is under way.
         """
-        held, sampler = self.tokens[0], self.samplers[0]
+        held = self.tokens[0]
         fed = [self.next_token(), *draft]
         logits = self.model(mx.array([fed]), cache=self.prompt_cache)[0]
-        processors = self.logits_processors[0]
-        if processors:
-            logits = process_each(processors, [*held, *fed], logits)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        drawn = sampler(logprobs)
-        accepted = count_accepted(draft, cast(list[int], drawn.tolist()))
-        refused = len(draft) - accepted
-        if refused:
+        drawn, logprobs = self._draw(fed, logits)
+        accepted = len(drawn) - 1
+        if refused := len(draft) - accepted:
             for layer in self.prompt_cache:
                 layer.trim(refused)
-            if isinstance(sampler, SeededSampler):
-                sampler.take_back(refused)
         said = fed[: accepted + 1]
-        behind = [self._next_logprobs[0], *logprobs[:accepted]]
         held += said
         self._num_tokens[0] += len(said)
         for token in said:
             self._matchers[0].advance(token)
-        if processors:
+        if self.logits_processors[0]:
             self._token_context = [TokenBuffer(held)]
-        self._next_tokens = drawn[accepted : accepted + 1]
-        self._next_logprobs = [logprobs[accepted]]
+        behind = [self._next_logprobs[0], *logprobs]
+        self._next_tokens, self._next_logprobs = mx.array(drawn[-1:]), behind[-1:]
         mx.eval(self._next_tokens, self._next_logprobs)
         return [
             self.Response(self.uids[0], token, one, None, None, None)
-            for token, one in zip(said, behind, strict=True)
+            for token, one in zip(said, behind[:-1], strict=True)
         ]
+
+    def _draw(self, fed: list[int], logits: mx.array) -> tuple[list[int], list[mx.array]]:
+        """Return what the only row draws behind each token fed, up to the first that differs.
+
+        A greedy row without processors draws all at once. For others each place is processed,
+        filtered and drawn when the one before has agreed: a seeded row draws no more than it
+        says, and what filters take is taken once.
+        """
+        sampler, processors = self.samplers[0], self.logits_processors[0]
+        if sampler is greedy_sampler and not processors:
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            drawn = cast(list[int], sampler(logprobs).tolist())
+            count = count_accepted(fed[1:], drawn) + 1
+            return drawn[:count], list(logprobs[:count])
+        drawn, kept = [], []
+        context = mx.array([*self.tokens[0], *fed] if processors else [], dtype=mx.int32)
+        for at, expected in enumerate([*fed[1:], None]):
+            one = logits[at : at + 1]
+            for process in processors:
+                one = process(context[: len(self.tokens[0]) + at + 1], one)
+            one = one - mx.logsumexp(one, axis=-1, keepdims=True)
+            drawn.append(cast(int, sampler(one).item()))
+            kept.append(one[0])
+            if drawn[-1] != expected:
+                break
+        return drawn, kept
 
     def extract_cache(self, idx: int) -> list[Any]:
         """Return one row's cache."""

@@ -6,7 +6,7 @@ and output, presence and frequency at output only, as vLLM does. At least one to
 every filter. Called on the MLX thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler
@@ -73,22 +73,10 @@ class SeededSampler:
         self._drawn_tokens = drawn_tokens
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Draw a token for each of the row's next places. Shapes: (n, vocabulary) -> (n,)."""
-        filtered = filter_logprobs(logprobs, self._params)
-        count = logprobs.shape[0]
-        drawn = [
-            mx.random.categorical(filtered[at : at + 1], key=self._key(self._drawn_tokens + at))
-            for at in range(count)
-        ]
-        self._drawn_tokens += count
-        return drawn[0] if count == 1 else mx.concatenate(drawn)
-
-    def take_back(self, count: int) -> None:
-        """Undo the last draws: they are made anew, behind other tokens."""
-        self._drawn_tokens -= count
-
-    def _key(self, place: int) -> mx.array:
-        return mx.array([self._high, (self._low + place) & _WORD], dtype=mx.uint32)
+        """Draw one token. Shapes: (1, vocabulary) -> (1,)."""
+        key = mx.array([self._high, (self._low + self._drawn_tokens) & _WORD], dtype=mx.uint32)
+        self._drawn_tokens += 1
+        return mx.random.categorical(filter_logprobs(logprobs, self._params), key=key)
 
 
 class Samplers:
@@ -135,23 +123,6 @@ def processors_for(params: SamplingParams, prompt_tokens: int) -> list[Processor
             _presence_frequency(params.presence_penalty, params.frequency_penalty, prompt_tokens)
         )
     return processors
-
-
-def process_each(
-    processors: Sequence[Processor], tokens: Sequence[int], logits: mx.array
-) -> mx.array:
-    """Return the logits of a row's last places, each processed behind the tokens up to it.
-
-    Shapes: `tokens` are all of the row, the last n of which gave (n, vocabulary), in and out.
-    """
-    context, count = mx.array(list(tokens), dtype=mx.int32), logits.shape[0]
-    processed = []
-    for at in range(count):
-        one = logits[at : at + 1]
-        for process in processors:
-            one = process(context[: len(tokens) - count + at + 1], one)
-        processed.append(one)
-    return mx.concatenate(processed)
 
 
 def _bias(logit_bias: dict[int, float]) -> Processor:

@@ -4,6 +4,7 @@ import pytest
 
 from node_agent.engine.rows import JoinCost
 from node_agent.engine.scheduling.forecast import (
+    FILTER_PLACES,
     MAX_FACTOR,
     MIN_LEARNED_BYTES,
     Correction,
@@ -40,9 +41,10 @@ def test_joining_costs_padding_one_layer_and_the_logits_of_every_row():
     assert FORECAST.join_bytes(cost) == 1200 + 3 * SHAPE.vocab_size * 16
 
 
-def test_verifying_costs_a_chunk_and_the_logits_of_every_place():
+def test_verifying_costs_a_chunk_the_logits_of_every_place_and_filters():
     verify_bytes = FORECAST.verify_bytes(300, 8)
-    assert verify_bytes == FORECAST.chunk_bytes(300, 8) + 8 * SHAPE.vocab_size * 16
+    places = 8 + FILTER_PLACES
+    assert verify_bytes == FORECAST.chunk_bytes(300, 8) + places * SHAPE.vocab_size * 16
     assert verify_bytes < FORECAST.verify_bytes(300, 9)
 
 
