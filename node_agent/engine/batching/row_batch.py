@@ -139,7 +139,8 @@ class RowBatch(GenerationBatch):  # type: ignore[misc]
         if self.logits_processors[0]:
             self._token_context = [TokenBuffer(held)]
         behind = [self._next_logprobs[0], *logprobs]
-        self._next_tokens, self._next_logprobs = mx.array(drawn[-1:]), behind[-1:]
+        self._next_tokens = mx.array(drawn[-1:], dtype=mx.uint32)
+        self._next_logprobs = behind[-1:]
         mx.eval(self._next_tokens, self._next_logprobs)
         return [
             self.Response(self.uids[0], token, one, None, None, None)
