@@ -28,7 +28,7 @@ class Explain:
         inbound = Inbound.from_scope(scope, receive)
         down = Downstream(send, inbound.request_id, self._clock)
         try:
-            exchange = await self._completions.prepare(inbound, down, self._clock())
+            exchange = await self._completions.prepare(inbound, down, self._clock(), explains=True)
         except ClientLeftError:
             return
         if not isinstance(exchange, Exchange):

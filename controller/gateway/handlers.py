@@ -94,8 +94,14 @@ class Completions:
             if down.first_data_seconds is not None:
                 metrics.observe_first_data(model, down.first_data_seconds - started)
 
-    async def prepare(self, inbound: Inbound, down: Downstream, started: float) -> Exchange | str:
-        """Return the exchange to forward, or the outcome when it was refused; nothing is held."""
+    async def prepare(
+        self, inbound: Inbound, down: Downstream, started: float, *, explains: bool = False
+    ) -> Exchange | str:
+        """Return the exchange to forward, or the outcome when it was refused; nothing is held.
+
+        A key whose limits let nothing in is refused before its prompt is counted; not one that
+        only wants to be told (`explains`) where its request would go.
+        """
         settings, door = self._parts.settings, self._parts.door
         caller = door.identify(inbound)
         if isinstance(caller, Refusal):
@@ -116,6 +122,10 @@ class Completions:
         models = self._resolve(caller, peeked, Asking(inbound.headers, body, self._random.random()))
         if isinstance(models, Refusal):
             await down.refuse(models)
+            return outcome_of_status(down.status)
+        if not explains and (refusal := door.refuse_uncounted(caller, down)) is not None:
+            down.model = models[0]
+            await down.refuse(refusal)
             return outcome_of_status(down.status)
         exchange = Exchange(
             inbound,

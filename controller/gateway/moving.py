@@ -4,7 +4,7 @@ Called by the proxy.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from controller.gateway.exchange import Course, Exchange
 from controller.gateway.sending.upstream import Call
@@ -48,18 +48,32 @@ def continued(exchange: Exchange, course: Course, model: str) -> Exchange:
     )
 
 
-def plan_leave(
-    settings: GatewaySettings, has_data: Callable[[], bool], node_silent: Callable[[], float]
-) -> Callable[[float], bool]:
-    """Return when to leave a node in mid-answer: it and its answer are both silent for too long.
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What there is to know of one attempt while it goes on.
 
-    An answer that has not begun waits longer, since its client would wait for all of it again.
+    `has_data`: the client has a part of the answer. `node_silent`: for how many seconds the node
+    has not reported. `has_elsewhere`: another node takes requests of its Models.
+    """
+
+    has_data: Callable[[], bool]
+    node_silent: Callable[[], float]
+    has_elsewhere: Callable[[], bool]
+
+
+def plan_leave(settings: GatewaySettings, around: Surroundings) -> Callable[[float], bool]:
+    """Return when to leave a node: it and its answer are both silent for too long.
+
+    A node that is busy, were it with a prompt of many minutes, goes on reporting. An answer that
+    has not begun has more patience where there is nobody else to ask.
     """
 
     def is_gone(silent_seconds: float) -> bool:
-        limit = settings.move_after_seconds
-        if not has_data():
-            limit = settings.silence_seconds + settings.dead_seconds
-        return silent_seconds >= limit and node_silent() >= limit
+        silent_seconds = min(silent_seconds, around.node_silent())
+        if silent_seconds < settings.move_after_seconds:
+            return False
+        if around.has_data() or around.has_elsewhere():
+            return True
+        return silent_seconds >= settings.silence_seconds + settings.dead_seconds
 
     return is_gone

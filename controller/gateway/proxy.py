@@ -14,7 +14,13 @@ from controller.gateway.choice.queueing import Seat
 from controller.gateway.choice.selection import Decision
 from controller.gateway.exchange import Course, Exchange
 from controller.gateway.http.told import Told
-from controller.gateway.moving import ask_for_rest, ask_to_tell, continued, plan_leave
+from controller.gateway.moving import (
+    Surroundings,
+    ask_for_rest,
+    ask_to_tell,
+    continued,
+    plan_leave,
+)
 from controller.gateway.nodes.breaker import Verdict
 from controller.gateway.nodes.catalog import explain_no_engine
 from controller.gateway.nodes.endpoints import EndpointView
@@ -155,8 +161,13 @@ class Proxy:
             is_dead=lambda: fleet.is_dead(node, address),
             is_gone=plan_leave(
                 self._settings,
-                lambda: down.has_data,
-                lambda: fleet.silent_seconds(node, address),
+                Surroundings(
+                    has_data=lambda: down.has_data,
+                    node_silent=lambda: fleet.silent_seconds(node, address),
+                    has_elsewhere=lambda: fleet.view().has_other(
+                        exchange.models, course.tried, node
+                    ),
+                ),
             ),
         )
         call = ask_to_tell(call, self._settings)

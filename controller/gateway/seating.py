@@ -10,6 +10,7 @@ from dataclasses import replace
 from controller.gateway.choice.choosing import Chooser, Question, refuse_never
 from controller.gateway.choice.explain import describe_route, describe_shortage
 from controller.gateway.choice.queueing import (
+    Claims,
     Ended,
     LineFullError,
     Seat,
@@ -59,35 +60,47 @@ class Seating:
 
     def consider(self, exchange: Exchange) -> Decision:
         """Return what would be done with a request now, and do nothing."""
-        exchange = self._choose_model(exchange, Course())
-        return self._consider(exchange, Course())
+        left = _models_left(exchange, Course())
+        claims = self._queue.claims(left, exchange.priority)
+        return self._consider(exchange, Course(), left, claims)
 
-    def _consider(self, exchange: Exchange, course: Course) -> Decision:
-        claims = self._queue.claims(exchange.model, exchange.priority)
-        return self._chooser.consider(self._question(exchange, course), claims)
+    def _consider(
+        self, exchange: Exchange, course: Course, models: Sequence[str], claims: Claims
+    ) -> Decision:
+        """Return the decision for the first Model that can take it now, else that may later.
 
-    def _choose_model(self, exchange: Exchange, course: Course) -> Exchange:
-        """Return the exchange with its first Model that can take it now, else that may later."""
-        left = [model for model in exchange.models if model not in course.hopeless]
-        if len(left) < 2:
-            same = not left or left[0] == exchange.model
-            return exchange if same else replace(exchange, model=left[0])
-        asked = [replace(exchange, model=model) for model in left]
-        ranks = [_rank(self._consider(one, course)) for one in asked]
-        return asked[ranks.index(min(ranks))]
+        A request that waits does so for all of its Models, and that decision is about them all.
+        """
+        decisions = [
+            self._chooser.consider(self._question(exchange, course, model), claims)
+            for model in models
+        ]
+        ranks = [_rank(decision) for decision in decisions]
+        best = decisions[ranks.index(min(ranks))]
+        if best.outcome is not Outcome.WAIT or len(decisions) == 1:
+            return best
+        return replace(best, candidates=tuple(one for each in decisions for one in each.candidates))
+
+    def _take(
+        self, exchange: Exchange, course: Course, models: Sequence[str], claims: Claims
+    ) -> Seat:
+        """Decide, and hold a place where the request is sent."""
+        decision = self._consider(exchange, course, models, claims)
+        held = decision.outcome is Outcome.SEND
+        return Seat(decision, self._chooser.hold(decision) if held else None)
 
     async def find(self, exchange: Exchange, course: Course) -> Seat | Refusal:
         """Return where to send the request, waiting for room when there is none yet."""
         began, stages = self._clock(), self._stages
-        exchange = self._choose_model(exchange, course)
-        claims = self._queue.claims(exchange.model, exchange.priority)
-        seat = self._chooser.seat(self._question(exchange, course), claims)
+        models = _models_left(exchange, course)
+        claims = self._queue.claims(models, exchange.priority)
+        seat = self._take(exchange, course, models, claims)
         stages.observe("select", seat.decision.outcome.value, self._clock() - began)
         nobody = seat.decision.outcome is Outcome.NOBODY
         if nobody and not course.tried and await self._catch_up(exchange.models):
             return await self.find(exchange, course)
         if seat.decision.outcome is Outcome.WAIT:
-            waited = await self._wait(exchange, course)
+            waited = await self._wait(exchange, course, models)
             if isinstance(waited, Refusal):
                 return waited
             seat = waited
@@ -95,19 +108,19 @@ class Seating:
         if seat.decision.outcome is Outcome.NEVER:
             exchange.down.route = describe_route(seat.decision)
             stages.count_refusal(seat.decision.why.value)
-            return refuse_never(seat.decision) or explain_no_engine(
-                self._fleet.view(), exchange.model
-            )
+            return refuse_never(seat.decision) or explain_no_engine(self._fleet.view(), models[0])
         return seat
 
-    async def _wait(self, exchange: Exchange, course: Course) -> Seat | Refusal:
-        """Stand in line for room."""
+    async def _wait(
+        self, exchange: Exchange, course: Course, models: tuple[str, ...]
+    ) -> Seat | Refusal:
+        """Stand in line for room at any of its Models."""
         began, stages = self._clock(), self._stages
         outcome = "cancelled"
         try:
             seat = await self._queue.wait(
-                self._plan_wait(exchange),
-                lambda claimed: self._chooser.seat(self._question(exchange, course), claimed),
+                self._plan_wait(exchange, models),
+                lambda claimed: self._take(exchange, course, models, claimed),
             )
         except Ended as end:
             outcome = "full" if isinstance(end, LineFullError) else "expired"
@@ -120,7 +133,7 @@ class Seating:
             course.waited_seconds += self._clock() - began
             stages.observe("queue", outcome, self._clock() - began)
 
-    def _plan_wait(self, exchange: Exchange) -> Wait:
+    def _plan_wait(self, exchange: Exchange, models: tuple[str, ...]) -> Wait:
         settings, stream = self._settings, exchange.peeked.stream
 
         async def tell_waiting() -> None:
@@ -130,7 +143,7 @@ class Seating:
             await exchange.down.write(_WAITING, has_data=False)
 
         return Wait(
-            model=exchange.model,
+            models=models,
             priority=exchange.priority,
             tenant=exchange.tenant,
             tokens=demand_of(exchange, settings).total_tokens,
@@ -168,14 +181,21 @@ class Seating:
 
         return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
 
-    def _question(self, exchange: Exchange, course: Course) -> Question:
+    def _question(self, exchange: Exchange, course: Course, model: str) -> Question:
+        asked = exchange if model == exchange.model else replace(exchange, model=model)
         return Question(
-            model=exchange.model,
-            demand=demand_of(exchange, self._settings),
+            model=model,
+            demand=demand_of(asked, self._settings),
             cached=exchange.cached,
             tried=course.tried,
-            noes=[no for no in course.noes if no.endpoint.model == exchange.model],
+            noes=[no for no in course.noes if no.endpoint.model == model],
         )
+
+
+def _models_left(exchange: Exchange, course: Course) -> tuple[str, ...]:
+    """Return the Models that are worth asking, in the order of their Route."""
+    models = exchange.models or (exchange.model,)
+    return tuple(model for model in models if model not in course.hopeless) or (exchange.model,)
 
 
 def _rank(decision: Decision) -> int:

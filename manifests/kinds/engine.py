@@ -17,6 +17,7 @@ from manifests.kinds.model import (
     EngineType,
     Keep,
     Prefill,
+    ReasoningParser,
     Sampling,
     Source,
 )
@@ -44,7 +45,7 @@ class EngineSpec(Declared):
     sampling: Sampling = Field(default_factory=Sampling)
     chat_template: ChatTemplate = Field(default_factory=ChatTemplate)
     tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    reasoning_parser: ReasoningParser = "auto"
     keep: Keep = Field(default_factory=Keep)
 
 

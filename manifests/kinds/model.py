@@ -94,6 +94,11 @@ class ChatTemplate(Declared):
     )
 
 
+ReasoningParser = Literal["auto", "none", "think", "longcat", "seed", "colon", "mistral", "gemma"]
+"""How a model's thinking is told from its answer: by the tags that its tokenizer or chat template
+knows, not at all, or by the tags of one style (manifests/prompt/thinking.py)."""
+
+
 class Keep(Declared):
     """When an engine may be unloaded to make room."""
 
@@ -129,7 +134,9 @@ class ModelSpec(Declared):
     sampling: Sampling = Field(default_factory=Sampling)
     chat_template: ChatTemplate = Field(default_factory=ChatTemplate)
     tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    reasoning_parser: ReasoningParser = Field(
+        default="auto", description="by which tags thinking becomes reasoning_content"
+    )
     keep: Keep = Field(default_factory=Keep)
     rollout: Rollout = Field(default_factory=Rollout)
 

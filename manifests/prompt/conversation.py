@@ -54,7 +54,7 @@ def _assistant_message(
     if content is None:
         content = _join_content(message.get("refusal"), f"{where}.refusal")
     tool_calls = _parse_tool_calls(message.get("tool_calls"), f"{where}.tool_calls", calls)
-    reasoning = message.get("reasoning_content")
+    reasoning = _reasoning_of(message, where)
     if content is None and not tool_calls and reasoning is None:
         refuse(f"{where}.content", f"{where} needs content or tool_calls.")
     parsed: dict[str, Any] = {
@@ -62,11 +62,22 @@ def _assistant_message(
         "content": content or "",
         **_name_of(message, where),
     }
-    if isinstance(reasoning, str):
+    if reasoning is not None:
         parsed["reasoning_content"] = reasoning
     if tool_calls:
         parsed["tool_calls"] = tool_calls
     return parsed
+
+
+def _reasoning_of(message: dict[str, Any], where: str) -> str | None:
+    """Return what an earlier answer thought; some servers call it `reasoning`."""
+    for name in ("reasoning_content", "reasoning"):
+        reasoning = message.get(name)
+        if isinstance(reasoning, str):
+            return reasoning
+        if reasoning is not None:
+            refuse(f"{where}.{name}", f"{where}.{name} must be a string.")
+    return None
 
 
 def _tool_message(

@@ -28,7 +28,8 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """First reply: the tokenizer is loaded. `decoder` is its JSON, for window plans.
 
     `text_fingerprint` names the files it was loaded from; empty where they cannot be told of.
-    Without a table asked for, `pieces` is empty.
+    Without a table asked for, `pieces` is empty. `thinking` names the style of
+    manifests/prompt/thinking.py that the model knows; empty when it knows none.
     """
 
     plan: PiecePlan
@@ -39,22 +40,36 @@ class TokenizerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     has_chat_template: bool
     defaults: Defaults
     text_fingerprint: str = ""
+    thinking: str = ""
+
+
+NO_LIMIT = 2**31 - 1
+"""Of tokens: more than any prompt has."""
 
 
 class EncodeTexts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
-    """Tokenize plain texts, with the special tokens the tokenizer adds by itself."""
+    """Tokenize plain texts, with the special tokens the tokenizer adds by itself.
+
+    When one has more than `most_tokens`, the reply has their lengths alone: millions of ids
+    would keep an event loop from everyone else only to be refused.
+    """
 
     number: int
     texts: list[str]
+    most_tokens: int = NO_LIMIT
 
 
 class EncodeChat(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
-    """Render a chat and tokenize it; the template alone writes the special tokens."""
+    """Render a chat and tokenize it; the template alone writes the special tokens.
+
+    `most_tokens` as in EncodeTexts.
+    """
 
     number: int
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = {}
+    most_tokens: int = NO_LIMIT
 
 
 class EncodeBody(msgspec.Struct, frozen=True, kw_only=True, tag="body"):
@@ -83,6 +98,13 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
     ids: list[list[int]]
 
 
+class TooLong(msgspec.Struct, frozen=True, kw_only=True, tag="long"):
+    """How many tokens each text has, or the one chat, when that is too many."""
+
+    number: int
+    tokens: list[int]
+
+
 class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The input cannot be rendered; number -1 says the tokenizer cannot be loaded."""
 
@@ -91,7 +113,7 @@ class TextRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 TextCommand = EncodeTexts | EncodeChat | EncodeBody
-TextReply = TokenizerReady | Encoded | PackedPrompts | TextRefused
+TextReply = TokenizerReady | Encoded | PackedPrompts | TooLong | TextRefused
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_text_command = msgspec.msgpack.Decoder(TextCommand).decode

@@ -28,6 +28,7 @@ from manifests.prompt.files import TextFilesError, read_text_files, text_fingerp
 from manifests.prompt.messages import (
     HEADER_BYTES,
     EncodeBody,
+    EncodeChat,
     Encoded,
     EncodeTexts,
     PackedPrompts,
@@ -35,10 +36,12 @@ from manifests.prompt.messages import (
     TextRefused,
     TextReply,
     TokenizerReady,
+    TooLong,
     decode_text_command,
     frame,
 )
 from manifests.prompt.pieces import build_pieces, plan_pieces
+from manifests.prompt.thinking import MARK_TOKENS, find_style
 from manifests.wire.prefix_chain import pack_tokens
 
 _MESSAGE_CHARACTERS = 300
@@ -66,33 +69,48 @@ def describe(tokenizer: Any, directory: Path, *, ids_only: bool = False) -> Toke
     plan = plan_pieces(decoder)
     added = backend.get_added_tokens_decoder()
     special = sorted(number for number, token in added.items() if token.special)
+    unseen = frozenset(number for number in special if added[number].content not in MARK_TOKENS)
     size = max([backend.get_vocab_size(with_added_tokens=True), *(n + 1 for n in added)])
     tokens = [] if ids_only else [backend.id_to_token(number) for number in range(size)]
     return TokenizerReady(
         plan=plan,
-        pieces=build_pieces(plan, tokens, frozenset(special)),
+        pieces=build_pieces(plan, tokens, unseen),
         decoder=json.dumps(decoder),
         special_ids=special,
         bos_token_id=tokenizer.bos_token_id,
         has_chat_template=bool(tokenizer.chat_template),
         defaults=read_defaults(directory, tokenizer.eos_token_id),
         text_fingerprint=_fingerprint(directory),
+        thinking=find_style(backend.get_vocab(with_added_tokens=True), _template_text(tokenizer)),
     )
+
+
+def _template_text(tokenizer: Any) -> str:
+    """Return the chat template, or all of them where a model has several by name."""
+    template = tokenizer.chat_template or ""
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
 
 def answer(tokenizer: Any, command: TextCommand) -> TextReply:
     """Return the reply to one command."""
     if isinstance(command, EncodeTexts):
-        return Encoded(number=command.number, ids=_encode_texts(tokenizer, command.texts))
+        return _within(command, _encode_texts(tokenizer, command.texts))
     try:
         if isinstance(command, EncodeBody):
             prompts = [pack_tokens(ids) for ids in _encode_body(tokenizer, command)]
             return PackedPrompts(number=command.number, prompts=prompts)
         ids = _encode_chat(tokenizer, command.messages, command.tools, command.variables)
-        return Encoded(number=command.number, ids=[ids])
+        return _within(command, [ids])
     except Exception as error:  # noqa: BLE001  templates are foreign code; any fault is an answer
         reason = str(error).strip()[:_MESSAGE_CHARACTERS] or type(error).__name__
         return TextRefused(number=command.number, message=reason)
+
+
+def _within(command: EncodeTexts | EncodeChat, ids: list[list[int]]) -> Encoded | TooLong:
+    tokens = [len(one) for one in ids]
+    if max(tokens, default=0) > command.most_tokens:
+        return TooLong(number=command.number, tokens=tokens)
+    return Encoded(number=command.number, ids=ids)
 
 
 def _encode_body(tokenizer: Any, command: EncodeBody) -> list[list[int]]:

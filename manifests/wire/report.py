@@ -43,8 +43,16 @@ class EngineLoad(Reported):
     kv_bytes_per_token: int = 0
     tokens_fit_now: int = 0
     tokens_fit_ever: int = 0
+    prompt_tokens_left: int | None = Field(
+        default=None, description="of its requests, not fed yet; None from an agent that is older"
+    )
     prefill_tokens_per_second: float = 0.0
-    decode_tokens_per_second: float = 0.0
+    prefill_context_tokens: float | None = Field(
+        default=None, description="how many tokens lay before those of this rate; None: unknown"
+    )
+    decode_tokens_per_second: float = Field(
+        default=0.0, description="of one request, 0 before it was measured"
+    )
     fingerprint: str = ""
     cache_fingerprint: str = Field(
         default="", description="root of its prefix chains; empty without a prefix cache"

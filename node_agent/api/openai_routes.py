@@ -21,7 +21,7 @@ from manifests.wire.continuation import (
 from manifests.wire.elapsed import ELAPSED_HEADER, parse_elapsed
 from manifests.wire.gateway import MODEL_HEADER, USAGE_HEADER
 from node_agent.api.answers import Manner, RunResponse
-from node_agent.api.body import parse_json_object, read_bytes, read_json_object
+from node_agent.api.body import parse_body, read_bytes
 from node_agent.api.disconnect import until_gone
 from node_agent.api.traffic import Outcome, Ticket, Traffic
 from node_agent.pool.base import EngineView, Pool
@@ -98,8 +98,8 @@ class OpenAIRoutes:
         return await self._generate(request, self._read_continuation)
 
     async def _read_request(self, request: Request) -> GenerationRequest:
-        body = await read_json_object(request, self._settings.max_body_bytes)
-        return _PARSE[request.url.path](body)
+        body = await read_bytes(request, self._settings.max_body_bytes)
+        return await parse_body(body, _PARSE[request.url.path])
 
     async def _read_continuation(self, request: Request) -> GenerationRequest:
         most_bytes = self._settings.max_body_bytes + HEAD_BYTES_MAX
@@ -109,7 +109,7 @@ class OpenAIRoutes:
         except (ValueError, KeyError) as fault:
             message = str(fault) if isinstance(fault, ValueError) else "There is no such path."
             raise RequestError(Refusal(Code.INVALID_VALUE, message, param="path")) from None
-        return continue_request(parse(parse_json_object(body)), head)
+        return continue_request(await parse_body(body, parse), head)
 
     async def _generate(self, request: Request, read: Read) -> Response:
         ticket = self._traffic.begin()

@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 
 import mlx.core as mx
@@ -160,21 +161,16 @@ class Runtime:
         """Take commands and run one step; return False on Shutdown."""
         if not self._inbox:
             self._inbox.extend(self._mailbox.take(0 if scheduler.runnable else IDLE_TURN_SECONDS))
-        events: list[Event] = []
-        while self._inbox:
-            command = self._inbox.popleft()
-            if isinstance(command, Shutdown):
-                self._emit(events)
-                return False
-            if isinstance(command, CacheLimits) and self._store is not None:
-                self._store.resize(command)
-            if isinstance(command, Limits):
-                self._wire(command.wired_limit_bytes)
-            events += _obey(scheduler, command)
+        events = self._obey_inbox(scheduler)
+        if self._inbox:
+            self._emit(events)
+            return False
         worked = scheduler.busy
         if worked:
             self._show(time.monotonic())
-            events += scheduler.step()
+            if events:
+                self._emit(events)
+            events = scheduler.step(partial(self._hear, scheduler))
         self._steps += 1
         self._show(None)
         if self._reporter is not None:
@@ -188,6 +184,24 @@ class Runtime:
         if worked and not scheduler.busy:
             self._give_back()
         return True
+
+    def _hear(self, scheduler: Scheduler, decoded: list[Event]) -> None:
+        """Send what was decoded, and take in what came meanwhile, before a chunk is fed."""
+        self._inbox.extend(self._mailbox.take(0))
+        if events := [*decoded, *self._obey_inbox(scheduler)]:
+            self._emit(events)
+
+    def _obey_inbox(self, scheduler: Scheduler) -> list[Event]:
+        """Carry out the commands up to a Shutdown, which stays; return what they ended."""
+        events: list[Event] = []
+        while self._inbox and not isinstance(self._inbox[0], Shutdown):
+            command = self._inbox.popleft()
+            if isinstance(command, CacheLimits) and self._store is not None:
+                self._store.resize(command)
+            if isinstance(command, Limits):
+                self._wire(command.wired_limit_bytes)
+            events += _obey(scheduler, command)
+        return events
 
     def _wire(self, wired_bytes: int | None) -> None:
         """Follow a changed guard; between steps, when no row's work is under way."""

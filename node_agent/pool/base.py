@@ -76,7 +76,9 @@ class EngineView:
     progress_total_bytes: int = 0
     running: int = 0
     waiting: int = 0
+    prompt_tokens_left: int = 0
     prefill_tokens_per_second: float = 0.0
+    prefill_context_tokens: float = 0.0
     decode_tokens_per_second: float = 0.0
     making_progress: bool = False
     idle_seconds: float | None = None

@@ -16,6 +16,7 @@ from node_agent.engine.messages import (
     ChunkMeasured,
     Command,
     Event,
+    Failed,
     Finished,
     Generate,
     Heartbeat,
@@ -65,7 +66,7 @@ class EngineRun:
         self, name: str, tools: SlotTools, report: Callable[[lifecycle.Event], None]
     ) -> None:
         self.streams = StreamTable()
-        self.rates = RateMeter()
+        self.rates = RateMeter(tools.clock)
         self.cache = CacheNotes()
         self.loaded: Loaded | None = None
         self.heartbeat: Heartbeat | None = None
@@ -123,7 +124,9 @@ class EngineRun:
 
     def generate(self, command: Generate) -> RowStream:
         """Send a row; the stream has already failed when the process cannot take it."""
-        stream = RowStream(command.request_id, self._cancel, self._tools.clock())
+        stream = RowStream(
+            command.request_id, self._cancel, self._tools.clock(), len(command.prompt)
+        )
         if command.request_id in self.streams:
             stream.put(failed(command.request_id, Code.INTERNAL, "the request id is in use"))
             return stream
@@ -166,9 +169,7 @@ class EngineRun:
             case ChunkMeasured() | Ask():
                 self._tools.measured(self._name, event)
             case Heartbeat():
-                now = self._tools.clock()
-                self.rates.note_interval(now - self.heartbeat_at)
-                self.heartbeat, self.heartbeat_at = event, now
+                self.heartbeat, self.heartbeat_at = event, self._tools.clock()
                 self._tools.changed()
             case CacheReport() | PrefixesHeld() | Restored():
                 self.cache.note(event)
@@ -179,10 +180,13 @@ class EngineRun:
     def _on_row_event(self, event: RowEvent) -> None:
         match event:
             case Finished():
+                self.rates.note_end(event.request_id)
                 self.cache.note(event)
+            case Failed():
+                self.rates.note_end(event.request_id)
             case PrefillProgress():
-                self.rates.note_prefill(event.chunk_tokens, event.seconds)
+                self.rates.note_prefill(event.chunk_tokens, event.seconds, event.done_tokens)
             case Tokens():
-                self.rates.note_tokens(len(event.ids))
+                self.rates.note_tokens(event.request_id, len(event.ids))
         if self.streams.deliver(event):
             self._report(lifecycle.RowsChanged())

@@ -19,9 +19,14 @@ class RowStream:
     """The events of one row, for one reader."""
 
     def __init__(
-        self, request_id: str, cancel: Callable[[str], None], began_at: float = 0.0
+        self,
+        request_id: str,
+        cancel: Callable[[str], None],
+        began_at: float = 0.0,
+        prompt_tokens: int = 0,
     ) -> None:
         self.request_id = request_id
+        self.left_tokens = prompt_tokens
         self.started = False
         self._began_at, self._fed, self._speaks = began_at, False, False
         self._cancel = cancel
@@ -46,6 +51,10 @@ class RowStream:
         self.started = True
         self._fed = self._fed or isinstance(event, PrefillProgress)
         self._speaks = self._speaks or isinstance(event, Tokens)
+        if isinstance(event, PrefillProgress):
+            self.left_tokens = max(0, event.total_tokens - event.done_tokens)
+        elif isinstance(event, Tokens):
+            self.left_tokens = 0
         self._ended = isinstance(event, Finished | Failed)
         self._events.append(event)
         self._arrived.set()
@@ -94,6 +103,11 @@ class StreamTable:
     def rows(self) -> tuple[RowView, ...]:
         """Every row in flight, in the order they were sent."""
         return tuple(stream.view for stream in self._streams.values())
+
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Prompt tokens that are not fed yet, as far as is known: cached ones count until then."""
+        return sum(stream.left_tokens for stream in self._streams.values())
 
     def add(self, stream: RowStream) -> None:
         """Expect events for a row."""

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
 from manifests.prompt.body import ChatPrompt, fill_empty, merge_variables
+from manifests.prompt.messages import TooLong
 from node_agent.engine.messages import (
     Failed,
     Finished,
@@ -23,16 +24,16 @@ from node_agent.engine.messages import (
 )
 from node_agent.memory.base import Admission, AdmissionRequest, Reservation
 from node_agent.pool.base import Lease, Pool, TokenStream
+from node_agent.serving.beginning import begin_rows
 from node_agent.serving.commands import Share, plan_command
 from node_agent.serving.continuing import name_again, resume
 from node_agent.serving.deadline import engine_deadline_seconds, left_seconds, over_refusal
-from node_agent.serving.limits import context_limit_tokens, plan_output_tokens
+from node_agent.serving.limits import context_limit_tokens, plan_output_tokens, refuse_length
 from node_agent.serving.request import Endpoint, GenerationRequest
 from node_agent.serving.responses import Identity, Usage
 from node_agent.serving.rows import RowDelta, RowEnd, RowText
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TextModel, TextModels
-from node_agent.text.stops import StopMatcher
 
 _LOG = structlog.get_logger(__name__)
 _DEFAULT_CHUNK_TOKENS = 512
@@ -79,13 +80,16 @@ class Completions:
         spec = lease.view.want.spec
         files = _files(lease)
         text = await self.texts.get(files)
-        prompts = await encode_prompts(request, text, spec.chat_template.variables)
-        _check_ids(request, prompts, len(text.ready.pieces))
         limit = context_limit_tokens(spec.context, files.shape.context_tokens)
+        prompts = await encode_prompts(request, text, spec.chat_template.variables, limit)
+        if isinstance(prompts, TooLong):
+            raise RequestError(refuse_length(prompts.tokens, limit))
         sizes = [len(prompt) for prompt in prompts]
         outputs = plan_output_tokens(sizes, request.max_tokens, spec.sampling, limit)
         if isinstance(outputs, Refusal):
             raise RequestError(outputs)
+        # After the lengths: looking at every id of a prompt that never fits takes the loop's time.
+        _check_ids(request, prompts, len(text.ready.pieces))
         base = uuid.uuid4().hex
         prefix = "chatcmpl" if request.endpoint is Endpoint.CHAT else "cmpl"
         identity = Identity(
@@ -99,10 +103,7 @@ class Completions:
         )
         if request.continues is not None:
             identity = name_again(identity, request.continues, len(text.ready.pieces))
-        rows = [
-            RowText(index, text.new_detokenizer(), StopMatcher(request.stop), text.ready.pieces)
-            for index in range(request.rows)
-        ]
+        rows = begin_rows(request, text, spec.reasoning_parser, prompts)
         caps = [outputs[index // request.choices] for index in range(request.rows)]
         endings = resume(request, rows, caps)
         commands = [
@@ -297,8 +298,7 @@ class Run:
         if self.timing.first_token_seconds is None:
             self.timing.first_token_seconds = now
         self.timing.last_token_seconds = now
-        delta = row.text.feed(event.ids, event.logprobs)
-        if delta is not None:
+        for delta in row.text.feed(event.ids, event.logprobs):
             self._events.put_nowait(delta)
         if row.text.stopped:
             self._end(row, [row.text.close("stop")])
@@ -322,18 +322,20 @@ class Run:
 
 
 async def encode_prompts(
-    request: GenerationRequest, text: TextModel, variables: dict[str, object]
-) -> list[list[int]]:
+    request: GenerationRequest, text: TextModel, variables: dict[str, object], limit_tokens: int
+) -> list[list[int]] | TooLong:
     """Return the ids of each prompt; an empty text becomes the start token alone."""
-    prompt = request.prompt
+    prompt, most_tokens = request.prompt, limit_tokens - 1
     if isinstance(prompt, ChatPrompt):
         merged = merge_variables(variables, prompt.variables)
-        return [await text.encode_chat(prompt.messages, prompt.tools, merged)]
+        ids = await text.encode_chat(prompt.messages, prompt.tools, merged, most_tokens=most_tokens)
+        return ids if isinstance(ids, TooLong) else [ids]
     if prompt.token_ids:
         return prompt.token_ids
-    start = text.ready.bos_token_id
-    encoded = await text.encode_texts(prompt.texts)
-    return [fill_empty(ids, start) for ids in encoded]
+    encoded = await text.encode_texts(prompt.texts, most_tokens=most_tokens)
+    if isinstance(encoded, TooLong):
+        return encoded
+    return [fill_empty(ids, text.ready.bos_token_id) for ids in encoded]
 
 
 def _check_ids(

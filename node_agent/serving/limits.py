@@ -24,13 +24,17 @@ def plan_output_tokens(
     prompt_tokens: Sequence[int], asked: int | None, sampling: Sampling, limit_tokens: int
 ) -> tuple[int, ...] | Refusal:
     """Return each prompt's output cap, or the refusal of a prompt that is too long."""
-    longest = max(prompt_tokens)
-    if longest >= limit_tokens:
-        return Refusal(
-            Code.CONTEXT_LENGTH_EXCEEDED,
-            f"This model's maximum context length is {limit_tokens} tokens, prompt and answer "
-            f"together. Your prompt has {longest} tokens.",
-            hint="Shorten the prompt.",
-        )
+    if max(prompt_tokens) >= limit_tokens:
+        return refuse_length(prompt_tokens, limit_tokens)
     cap = asked or sampling.max_tokens or DEFAULT_MAX_TOKENS
     return tuple(min(cap, limit_tokens - size) for size in prompt_tokens)
+
+
+def refuse_length(prompt_tokens: Sequence[int], limit_tokens: int) -> Refusal:
+    """Return the refusal of prompts of which one is too long."""
+    return Refusal(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"This model's maximum context length is {limit_tokens} tokens, prompt and answer "
+        f"together. Your prompt has {max(prompt_tokens)} tokens.",
+        hint="Shorten the prompt.",
+    )

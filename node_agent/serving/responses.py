@@ -85,7 +85,9 @@ class StreamWriter:
         else:
             role = {} if event.index in self.greeted else {"role": "assistant"}
             self.greeted.add(event.index)
-            content = {"delta": {**role, "content": event.text}}
+            reasoning = {"reasoning_content": event.reasoning} if event.reasoning else {}
+            text = {"content": event.text} if event.text or not event.reasoning else {}
+            content = {"delta": {**role, **reasoning, **text}}
         return {"index": event.index, **content, "logprobs": logprobs, "finish_reason": None}
 
     def _end_choice(self, event: RowEnd) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def whole_body(
 ) -> dict[str, Any]:
     """Return the body of an answer that is not streamed."""
     texts: list[list[str]] = [[] for _ in range(rows)]
+    thoughts: list[list[str]] = [[] for _ in range(rows)]
     items: list[list[TokenItem]] = [[] for _ in range(rows)]
     reasons = ["stop"] * rows
     for event in events:
@@ -111,11 +114,12 @@ def whole_body(
             reasons[event.index] = event.finish_reason
         else:
             texts[event.index].append(event.text)
+            thoughts[event.index].append(event.reasoning)
             items[event.index].extend(event.items)
     choices = [
         {
             "index": index,
-            **_whole_content(identity, "".join(texts[index])),
+            **_whole_content(identity, "".join(texts[index]), "".join(thoughts[index])),
             "logprobs": render_logprobs(identity, items[index]),
             "finish_reason": reasons[index],
         }
@@ -124,10 +128,13 @@ def whole_body(
     return {**identity.envelope(stream=False), "choices": choices, "usage": usage.body()}
 
 
-def _whole_content(identity: Identity, text: str) -> dict[str, Any]:
+def _whole_content(identity: Identity, text: str, reasoning: str) -> dict[str, Any]:
     if identity.endpoint is Endpoint.COMPLETIONS:
         return {"text": text}
-    return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    # An answer that only thinks has no content, as in OpenAI's form: null and not empty.
+    message = {"role": "assistant", "content": text or (None if reasoning else ""), "refusal": None}
+    thought = {"reasoning_content": reasoning} if reasoning else {}
+    return {"message": {**message, **thought}}
 
 
 def render_logprobs(identity: Identity, items: Sequence[TokenItem]) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from manifests.errors import Code, EngineError, Refusal, RequestError, Retryable
 from manifests.prompt.messages import (
+    NO_LIMIT,
     EncodeChat,
     Encoded,
     EncodeTexts,
@@ -23,6 +24,7 @@ from manifests.prompt.messages import (
     TextRefused,
     TextReply,
     TokenizerReady,
+    TooLong,
 )
 from manifests.prompt.process import ProcessLostError, TokenizerLink
 from node_agent.sources.base import ModelFiles
@@ -39,8 +41,13 @@ class TextModel(Protocol):
         """What the tokenizer said of itself when it was loaded."""
         ...
 
-    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of plain texts. Raises EngineError when the tokenizer is lost."""
+    async def encode_texts(
+        self, texts: list[str], *, most_tokens: int = NO_LIMIT
+    ) -> list[list[int]] | TooLong:
+        """Return the ids of plain texts, or their lengths when one has more than `most_tokens`.
+
+        Raises: EngineError when the tokenizer is lost.
+        """
         ...
 
     async def encode_chat(
@@ -48,8 +55,13 @@ class TextModel(Protocol):
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         variables: dict[str, Any],
-    ) -> list[int]:
-        """Return the ids of a rendered chat. Raises RequestError when it cannot be rendered."""
+        *,
+        most_tokens: int = NO_LIMIT,
+    ) -> list[int] | TooLong:
+        """Return the ids of a rendered chat, or how many when they are more than `most_tokens`.
+
+        Raises: RequestError when it cannot be rendered.
+        """
         ...
 
     def new_detokenizer(self) -> Detokenizer:
@@ -106,9 +118,15 @@ class TokenizerProcess:
         """Whether it still answers."""
         return self._link.alive
 
-    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
+    async def encode_texts(
+        self, texts: list[str], *, most_tokens: int = NO_LIMIT
+    ) -> list[list[int]] | TooLong:
         """Return the ids of plain texts. Raises EngineError when the process is lost."""
-        reply = await self._ask(lambda number: EncodeTexts(number=number, texts=texts))
+        reply = await self._ask(
+            lambda number: EncodeTexts(number=number, texts=texts, most_tokens=most_tokens)
+        )
+        if isinstance(reply, TooLong):
+            return reply
         if isinstance(reply, Encoded):
             return reply.ids
         raise _lost()
@@ -118,7 +136,9 @@ class TokenizerProcess:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         variables: dict[str, Any],
-    ) -> list[int]:
+        *,
+        most_tokens: int = NO_LIMIT,
+    ) -> list[int] | TooLong:
         """Return the ids of a rendered chat. Raises RequestError, EngineError."""
         if not self.ready.has_chat_template:
             raise RequestError(
@@ -131,9 +151,15 @@ class TokenizerProcess:
             )
         reply = await self._ask(
             lambda number: EncodeChat(
-                number=number, messages=messages, tools=tools, variables=variables
+                number=number,
+                messages=messages,
+                tools=tools,
+                variables=variables,
+                most_tokens=most_tokens,
             )
         )
+        if isinstance(reply, TooLong):
+            return reply
         if isinstance(reply, Encoded):
             return reply.ids[0]
         if isinstance(reply, TextRefused):

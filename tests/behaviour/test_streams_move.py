@@ -5,10 +5,13 @@ nothing happens.
 """
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -54,9 +57,19 @@ def cuts(fleet: Fleet) -> float:
     return metric(fleet, "mlxfleet_gateway_upstream_attempts_total", 'outcome="cut"')
 
 
-def all_open(fleet: Fleet) -> None:
+def all_open(fleet: Fleet, model: str = "m") -> None:
     name = "mlxfleet_gateway_endpoints_accepting"
-    eventually(lambda: metric(fleet, name, 'model="m"') == 2, "both engines are open")
+    eventually(lambda: metric(fleet, name, f'model="{model}"') == 2, "both engines are open")
+
+
+def thinking_model(directory: Path) -> Path:
+    """Return a model whose chat template opens the thinking in the prompt."""
+    made = shutil.copytree(tiny_model("llama", markers=True), directory / "thinker")
+    path = made / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["chat_template"] += "<think>\n"
+    path.write_text(json.dumps(config))
+    return made
 
 
 def is_stopping(agent: Part) -> bool:
@@ -117,6 +130,26 @@ async def test_streams_survive_the_kill_of_their_engine(
     all_open(fleet)
 
 
+async def test_thinking_goes_on_as_thinking_where_its_node_dies(
+    fleet: Fleet, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """B16: a template that opens the thinking, and a stream that moves in the middle of it."""
+    fleet.serve("thinker", thinking_model(tmp_path), replicas=2)
+    all_open(fleet, "thinker")
+    asked = [{**body, "model": "thinker"} for body in bodies(6, 300)]
+    right = await undisturbed(fleet, session, asked)
+    assert all(thoughts[0] for _, thoughts, *_ in right)
+    crowd, before = Crowd(session, fleet.url), cuts(fleet)
+    crowd.start(asked)
+    victim = await under_way(fleet, crowd, 2)
+    for engine in fleet.engines("thinker"):
+        if engine["spec"]["node"] == victim:
+            psutil.Process(engine["status"]["pid"]).kill()
+    assert [one.told_once() for one in await crowd.ended()] == right
+    assert cuts(fleet) > before
+    fleet.delete_model("thinker")
+
+
 async def test_streams_leave_a_node_that_hangs(
     fleet: Fleet, session: aiohttp.ClientSession
 ) -> None:
@@ -125,12 +158,13 @@ async def test_streams_leave_a_node_that_hangs(
     right = await undisturbed(fleet, session, asked)
     crowd, before = Crowd(session, fleet.url), cuts(fleet)
     crowd.start(asked)
-    # Answers that have not begun have more patience.
-    await crowd.until(lambda all_: all(one.pieces for one in all_.heard))
     victim = await under_way(fleet, crowd, 2)
     agent = fleet.agents[victim]
     os.kill(agent.pid, signal.SIGSTOP)
     try:
+        # Answers that have not begun leave it too, those just sent and those that are not streamed.
+        asking = [asyncio.create_task(whole(fleet, session, body)) for body in asked]
+        assert await asyncio.gather(*asking) == [one[0][0] for one in right]
         assert [one.told_once() for one in await crowd.ended()] == right
         assert cuts(fleet) > before
     finally:

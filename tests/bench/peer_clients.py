@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,22 +43,30 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is sent; `ignore_eos` is a wish that not every server knows."""
+    """What is sent; `ignore_eos` is a wish that not every server knows.
+
+    With `pieces` the client leaves after so many pieces of text; usage is then unknown.
+    """
 
     messages: tuple[Message, ...]
     output_tokens: int
     ignore_eos: bool = False
+    pieces: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, with the seconds from the request to each piece of text."""
+    """What came back, with the seconds from the request to each piece of text.
+
+    `node` is who answered, where the server says so.
+    """
 
     piece_seconds: tuple[float, ...]
     text: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    node: str = ""
 
     @property
     def ttft_seconds(self) -> float:
@@ -134,8 +142,10 @@ async def send(
     seconds: list[float] = []
     pieces: list[str] = []
     usage: dict[str, Any] = {}
+    node = ""
     try:
         async with session.post(url, json=body) as response:
+            node = response.headers.get("x-mlxfleet-node", "")
             if response.status != 200:
                 raise RequestFailed(f"{response.status}: {(await response.text())[:200]}")
             async for line in response.content:
@@ -150,11 +160,13 @@ async def send(
                     seconds.append(time.perf_counter() - started)
                     pieces.append(piece)
                     on_piece()
+                if len(pieces) == ask.pieces:
+                    break
     except (aiohttp.ClientError, TimeoutError) as fault:
         raise RequestFailed(repr(fault)) from fault
     if not seconds:
         raise RequestFailed("the stream ended without any text")
-    return _answer(seconds, pieces, usage)
+    return replace(_answer(seconds, pieces, usage), node=node)
 
 
 def _answer(seconds: Sequence[float], pieces: Sequence[str], usage: dict[str, Any]) -> Answer:

@@ -4,7 +4,7 @@ They look at no body, keep no queue and try nothing twice: what a node answers, 
 Called by placement.py.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -16,33 +16,40 @@ from tests.bench.peer_clients import open_session
 class PlainRouter:
     """Passes each request to one of several servers and streams the answer back."""
 
-    def __init__(self, urls: Sequence[str], session: aiohttp.ClientSession) -> None:
-        self._urls, self._session = tuple(urls), session
+    def __init__(self, urls: Mapping[str, str], session: aiohttp.ClientSession) -> None:
+        """Take each server's URL by its name, which its answers are marked with."""
+        self._urls, self._session = dict(urls), session
+        self._names = tuple(self._urls)
         self._turn = 0
-        self.open = dict.fromkeys(self._urls, 0)
+        self.open = dict.fromkeys(self._names, 0)
 
     def choose(self) -> str:
         """Return whose turn it is."""
         self._turn += 1
-        return self._urls[(self._turn - 1) % len(self._urls)]
+        return self._names[(self._turn - 1) % len(self._names)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Pass one request on."""
         body = await request.read()
-        url = self.choose()
-        self.open[url] += 1
+        name = self.choose()
+        self.open[name] += 1
+        answer = web.StreamResponse()
         try:
-            headers = {"content-type": request.content_type}
+            url, headers = self._urls[name], {"content-type": request.content_type}
             async with self._session.post(url + request.path, data=body, headers=headers) as got:
-                answer = web.StreamResponse(status=got.status)
+                answer.set_status(got.status)
+                answer.headers["x-mlxfleet-node"] = name
                 answer.content_type = got.content_type
                 await answer.prepare(request)
                 async for piece in got.content.iter_any():
                     await answer.write(piece)
                 await answer.write_eof()
                 return answer
+        except ConnectionResetError:
+            # The client has left, and so does the request to its server.
+            return answer
         finally:
-            self.open[url] -= 1
+            self.open[name] -= 1
 
 
 class LeastConnections(PlainRouter):
@@ -52,17 +59,17 @@ class LeastConnections(PlainRouter):
         """Return the first of the least busy, counted from the one after the last."""
         least = min(self.open.values())
         while True:
-            url = super().choose()
-            if self.open[url] == least:
-                return url
+            name = super().choose()
+            if self.open[name] == least:
+                return name
 
 
 ROUTERS = {"round robin": PlainRouter, "least connections": LeastConnections}
 
 
 @asynccontextmanager
-async def running_router(name: str, urls: Sequence[str]) -> AsyncIterator[str]:
-    """Run one of `ROUTERS` before the servers at `urls`; its own URL."""
+async def running_router(name: str, urls: Mapping[str, str]) -> AsyncIterator[str]:
+    """Run one of `ROUTERS` before the servers of these names and URLs; its own URL."""
     async with open_session() as session:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/{path:.*}", ROUTERS[name](urls, session).handle)

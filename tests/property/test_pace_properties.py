@@ -3,9 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_agent.engine.batching.chunking import STEP_TOKENS, STRETCH, cut_chunk
+from node_agent.engine.batching.chunking import STEP_TOKENS, cut_chunk
 from node_agent.engine.messages import Failed, Finished, Generate
-from node_agent.engine.scheduling.pace import FEED_SECONDS, MIN_CHUNK_TOKENS, Pace, plan_chunk_limit
+from node_agent.engine.scheduling.pace import (
+    FEED_SECONDS,
+    LAST_STRETCH,
+    MIN_CHUNK_TOKENS,
+    Pace,
+    plan_chunk_limit,
+)
 from node_agent.engine.scheduling.scheduler import Scheduler
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
@@ -71,7 +77,7 @@ def test_once_the_speed_is_known_no_chunk_takes_much_longer_than_it_may(base, sl
         took = width * (base + slope * (held + width))
         # By what was measured, a part is at most stretched.
         fitting = max(MIN_CHUNK_TOKENS, pace.tokens_in(FEED_SECONDS, held))
-        assert width <= int(fitting * STRETCH)
+        assert width <= int(fitting * LAST_STRETCH)
         # What a token costs grows within an octave and with the chunk, and was measured before
         # that; in 60,000 random cases the slowest chunk took 2.8 times as long as it may.
         narrowest = MIN_CHUNK_TOKENS * (base + slope * (held + width))

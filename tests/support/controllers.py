@@ -18,6 +18,7 @@ from controller.app import ControllerApp
 from controller.http_server import base_url, bind
 from controller.settings import Listen, Role, Settings, ShutdownSettings, StoreSettings
 from manifests.kinds.meta import API_VERSION
+from tests.support.leash import start_held
 
 API = f"/apis/{API_VERSION}"
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -52,7 +53,7 @@ class ControllerProcess:
     def __init__(self, data: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "controller", "--listen", "127.0.0.1:0"]
         command += ["--data", str(data), "--log-format", "json", *arguments]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._process = start_held(command, stderr=subprocess.PIPE, text=True)
         self._ready = threading.Event()
         self.lines: list[str] = []
         self.url = ""

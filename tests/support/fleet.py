@@ -23,6 +23,7 @@ import psutil
 from controller.cli.client import ApiClient
 from manifests.kinds.scheme import BY_NAME
 from manifests.wire.status import ApiError
+from tests.support.leash import start_held
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / ".models" / "smollm2-135m"
@@ -63,7 +64,7 @@ class Part:
     def start(self) -> None:
         """Start it; its output goes to its log."""
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = start_held(
                 [sys.executable, "-m", *self.command],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

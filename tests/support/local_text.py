@@ -11,7 +11,7 @@ from typing import Any
 
 from manifests.errors import Code, Refusal, RequestError
 from manifests.prompt.files import read_text_files, text_fingerprint
-from manifests.prompt.messages import EncodeChat, Encoded, EncodeTexts
+from manifests.prompt.messages import NO_LIMIT, EncodeChat, Encoded, EncodeTexts, TooLong
 from manifests.prompt.worker import answer, describe, load_tokenizer
 from node_agent.sources.base import ModelFiles
 from node_agent.text.detokenizer import Detokenizer, make_detokenizer
@@ -24,19 +24,32 @@ class LocalText:
         self.tokenizer = load_tokenizer(directory)
         self.ready = describe(self.tokenizer, directory)
 
-    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        reply = answer(self.tokenizer, EncodeTexts(number=0, texts=texts))
-        assert isinstance(reply, Encoded)
-        return reply.ids
+    async def encode_texts(
+        self, texts: list[str], *, most_tokens: int = NO_LIMIT
+    ) -> list[list[int]] | TooLong:
+        command = EncodeTexts(number=0, texts=texts, most_tokens=most_tokens)
+        reply = answer(self.tokenizer, command)
+        assert isinstance(reply, Encoded | TooLong)
+        return reply.ids if isinstance(reply, Encoded) else reply
 
     async def encode_chat(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         variables: dict[str, Any],
-    ) -> list[int]:
-        command = EncodeChat(number=0, messages=messages, tools=tools, variables=variables)
+        *,
+        most_tokens: int = NO_LIMIT,
+    ) -> list[int] | TooLong:
+        command = EncodeChat(
+            number=0,
+            messages=messages,
+            tools=tools,
+            variables=variables,
+            most_tokens=most_tokens,
+        )
         reply = answer(self.tokenizer, command)
+        if isinstance(reply, TooLong):
+            return reply
         if isinstance(reply, Encoded):
             return reply.ids[0]
         raise RequestError(Refusal(Code.INVALID_VALUE, reply.message, param="messages"))

@@ -15,6 +15,7 @@ class Heard:
 
     node: str = ""
     texts: dict[int, str] = field(default_factory=dict)
+    thoughts: dict[int, str] = field(default_factory=dict)
     roles: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, list[str]] = field(default_factory=dict)
     names: set[tuple[str, int, str, str]] = field(default_factory=set)
@@ -59,8 +60,10 @@ class Heard:
         delta = choice.get("delta", choice)
         text = delta.get("content") or delta.get("text") or ""
         self.texts[index] = self.texts.get(index, "") + text
+        thought = delta.get("reasoning_content") or ""
+        self.thoughts[index] = self.thoughts.get(index, "") + thought
         self.roles[index] = self.roles.get(index, 0) + ("role" in delta)
-        self.pieces += bool(text)
+        self.pieces += bool(text or thought)
         if choice["finish_reason"]:
             self.reasons.setdefault(index, []).append(choice["finish_reason"])
 
@@ -71,7 +74,7 @@ class Heard:
         assert self.dones == 1
         assert len(self.names) == 1
         counted = [(u["prompt_tokens"], u["completion_tokens"]) for u in self.usages]
-        return self.texts, self.roles, self.reasons, counted
+        return self.texts, self.thoughts, self.roles, self.reasons, counted
 
 
 async def listen(

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from controller.gateway.choice.demand import Demand
 from controller.gateway.choice.fit import describe_never
-from controller.gateway.choice.queueing import Claims, Seat
+from controller.gateway.choice.queueing import Claims
 from controller.gateway.choice.reservations import Amount, HeldPlace, Reservations
-from controller.gateway.choice.selection import Circumstances, Decision, Outcome, decide
+from controller.gateway.choice.selection import Circumstances, Decision, decide
 from controller.gateway.nodes.breaker import Breakers
 from controller.gateway.nodes.endpoints import EndpointKey
 from controller.gateway.nodes.fleet import Fleet
@@ -64,17 +64,11 @@ class Chooser:
             claimed=claimed,
             cached=question.cached,
             last_used=self._reservations.last_used,
+            passed=self._reservations.passed,
             now_seconds=now,
             complete=view.is_complete(question.model),
         )
         return decide(candidates, question.demand, around, self._random.random())
-
-    def seat(self, question: Question, claimed: Claims = frozenset()) -> Seat:
-        """Decide, and hold a place where the request is sent."""
-        decision = self.consider(question, claimed)
-        if decision.outcome is not Outcome.SEND:
-            return Seat(decision)
-        return Seat(decision, self.hold(decision))
 
     def hold(self, decision: Decision) -> HeldPlace:
         """Hold the place that a decision is about, once more if need be."""
@@ -86,6 +80,7 @@ class Chooser:
             prefill_tokens=max(1, demand.prompt_tokens - won.cached_tokens),
             need_bytes=won.fit.need_bytes,
         )
+        self._reservations.note_passed(decision.passed)
         return self._reservations.reserve(won.endpoint.key, amount, self._clock())
 
     def _forget_gone(self) -> None:

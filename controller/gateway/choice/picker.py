@@ -6,7 +6,8 @@ from controller.gateway.choice.scorers import Scored
 from controller.gateway.nodes.endpoints import EndpointKey
 
 _TIE_RATIO = 1.1
-_TIE_SECONDS = 0.01
+# Nobody notices so little, and no estimate is so good.
+_TIE_SECONDS = 0.05
 # Machines whose best days differ by less than this are of one size.
 _SIZE_RATIO = 1.25
 _NEVER = float("-inf")

@@ -16,13 +16,16 @@ _Flow = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One request in the line. Units: estimated tokens, prompt and answer."""
+    """One request in the line, and the Models any of which will do.
+
+    Units: estimated tokens, prompt and answer.
+    """
 
     number: int
     priority: int
     tenant: str
     tokens: int
-    model: str = ""
+    models: tuple[str, ...] = ()
 
     @property
     def flow(self) -> _Flow:

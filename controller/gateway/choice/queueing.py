@@ -7,7 +7,7 @@ behind may take their room, so small requests cannot starve a large one. Called 
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from controller.gateway.choice.queue_plan import Line, Ticket, enter, leave, order, serve
@@ -39,10 +39,11 @@ Attempt = Callable[[Claims], Seat]
 class Wait:
     """One request's terms. Units: tokens; seconds from now.
 
-    `tick` is called `first_tick_seconds` from now and then every `tick_seconds`.
+    `models` are all that will do, more than one behind a Route: the request goes where room comes
+    first. `tick` is called `first_tick_seconds` from now and then every `tick_seconds`.
     """
 
-    model: str
+    models: tuple[str, ...]
     priority: int
     tenant: str
     tokens: int
@@ -97,13 +98,14 @@ class WaitingQueue:
         """How many wait."""
         return len(self._entries)
 
-    def claims(self, model: str, priority: int) -> Claims:
+    def claims(self, models: Collection[str], priority: int) -> Claims:
         """Return the endpoints that a newcomer must leave to those who wait already."""
         return _NO_CLAIMS.union(
             *(
                 item.claims
                 for item in self._entries.values()
-                if item.ticket.model == model and item.ticket.priority >= priority
+                if item.ticket.priority >= priority
+                and any(model in models for model in item.ticket.models)
             )
         )
 
@@ -120,7 +122,7 @@ class WaitingQueue:
         Raises: Ended. Cancelled, it leaves the line at once and holds nothing.
         """
         number = next(self._numbers)
-        ticket = Ticket(number, terms.priority, terms.tenant, terms.tokens, terms.model)
+        ticket = Ticket(number, terms.priority, terms.tenant, terms.tokens, terms.models)
         line = enter(self._line, ticket, self._most_waiting)
         if line is None:
             raise LineFullError
@@ -153,26 +155,25 @@ class WaitingQueue:
     def _look(self) -> None:
         """Seat everybody who can go, in their order."""
         self._poked = False
-        claimed: dict[str, Claims] = {}
-        exhausted: set[str] = set()
+        # Endpoints are of one Model each, so claims of other Models keep nobody out.
+        claimed = _NO_CLAIMS
+        exhausted: set[tuple[str, ...]] = set()
         for ticket in order(self._line):
             entry = self._entries[ticket.number]
-            if ticket.model in exhausted:
+            if ticket.models in exhausted:
                 continue
-            before = claimed.get(ticket.model, _NO_CLAIMS)
-            seat = entry.attempt(before)
+            seat = entry.attempt(claimed)
             entry.last = seat.decision
             if seat.decision.outcome in {Outcome.SEND, Outcome.NEVER}:
                 self._seat(entry, seat)
                 continue
             entry.claims = seat.decision.could_hold
-            after = before | entry.claims
-            claimed[ticket.model] = after
+            claimed |= entry.claims
             if all(
-                item.endpoint.key in after or item.excluded is Excluded.CLOSED
+                item.endpoint.key in claimed or item.excluded is Excluded.CLOSED
                 for item in seat.decision.candidates
             ):
-                exhausted.add(ticket.model)
+                exhausted.add(ticket.models)
 
     def _seat(self, entry: _Entry, seat: Seat) -> None:
         take = serve if seat.decision.outcome is Outcome.SEND else leave

@@ -66,6 +66,7 @@ class Reservations:
         self._settle_seconds, self._on_release = settle_seconds, on_release
         self._held: dict[EndpointKey, dict[int, Reserved]] = {}
         self._used: dict[EndpointKey, float] = {}
+        self._passed: dict[EndpointKey, int] = {}
         self._ids = itertools.count()
 
     def reserve(self, key: EndpointKey, amount: Amount, now: float) -> HeldPlace:
@@ -73,6 +74,7 @@ class Reservations:
         ticket = next(self._ids)
         self._held.setdefault(key, {})[ticket] = Reserved(amount, now)
         self._used[key] = now
+        self._passed.pop(key, None)
 
         def release() -> None:
             mine = self._held[key]
@@ -112,9 +114,20 @@ class Reservations:
         """When each endpoint last got a request from here."""
         return self._used
 
+    @property
+    def passed(self) -> Mapping[EndpointKey, int]:
+        """How many requests each endpoint could have had since its last, and others got."""
+        return self._passed
+
+    def note_passed(self, keys: Sequence[EndpointKey]) -> None:
+        """Count one more request that these did not get."""
+        for key in keys:
+            self._passed[key] = self._passed.get(key, 0) + 1
+
     def forget(self, kept: Sequence[EndpointView]) -> None:
-        """Forget when endpoints were used that are gone."""
+        """Forget endpoints that are gone."""
         keys = {item.key for item in kept}
+        self._passed = {key: count for key, count in self._passed.items() if key in keys}
         self._used = {key: when for key, when in self._used.items() if key in keys}
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.gateway.choice.demand import NOTHING_HELD, Demand, Hold
+from controller.gateway.choice.rates import Rates, plan_rates
 from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
 from manifests.kinds.engine import EnginePhase
 
@@ -15,15 +16,13 @@ FRESH_SECONDS = 1.0
 """Up to this age a report counts as it stands; agents send one a second at least."""
 
 _FADE_SECONDS = 2.0
-_UNMEASURED_PREFILL = 500.0
-_UNMEASURED_DECODE = 20.0
 _UNMEASURED_LOAD_SECONDS = 10.0
 # An engine that is already loading is taken to be half way.
 _LOADING_RATIO = 0.5
-# Copying a block is taken to be so many times faster than computing it until one was restored.
-_UNMEASURED_RESTORE_RATIO = 20.0
 # By how much one more row slows every other while they decode together; an assumption.
 _SLOWDOWN_RATIO = 0.25
+# Clients ask for room more generously than answers use it; what is above says nothing of speed.
+_LIKELY_OUTPUT_TOKENS = 512
 # A node whose ceilings were lowered to 0.75 after panics must be this x 0.25 seconds better.
 _PANIC_SECONDS = 10.0
 
@@ -57,7 +56,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """An endpoint and its estimate; `ever_bytes` is its size, 0 when unknown."""
+    """An endpoint and its estimate."""
 
     endpoint: EndpointView
     parts: Parts
@@ -66,16 +65,6 @@ class Scored:
     def seconds(self) -> float:
         """The estimate as one figure."""
         return self.parts.total
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Tokens per second of one engine, as measured or assumed."""
-
-    prefill: float
-    decode: float
-    restore: float
-    best_decode: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +81,23 @@ def score_endpoints(
     holds: Mapping[EndpointKey, Hold],
     *,
     cached: Mapping[EndpointKey, int] | None = None,
+    passed: Mapping[EndpointKey, int] | None = None,
     now_seconds: float = 0.0,
 ) -> tuple[Scored, ...]:
     """Return each endpoint with its estimate, in the order given.
 
-    An endpoint that has measured no rate yet is taken to be as fast as the fastest, so that it
-    gets work and measures one.
+    `cached` is how many of the tokens each has, `passed` how many requests went elsewhere since
+    its last.
     """
-    prefill = max((item.prefill_tokens_per_second for item in endpoints), default=0.0)
-    decode = max((item.decode_tokens_per_second for item in endpoints), default=0.0)
+    cached = cached or {}
     found = []
-    for item in endpoints:
-        rate = item.prefill_tokens_per_second or prefill or _UNMEASURED_PREFILL
-        rates = Rates(
-            prefill=rate,
-            decode=item.decode_tokens_per_second or decode or _UNMEASURED_DECODE,
-            restore=item.restore_tokens_per_second or rate * _UNMEASURED_RESTORE_RATIO,
-            best_decode=decode or _UNMEASURED_DECODE,
-        )
+    rates = plan_rates(endpoints, demand, cached, passed or {})
+    for item, rate in zip(endpoints, rates, strict=True):
         hold = holds.get(item.key, NOTHING_HELD)
         requests = count_requests(item, hold, now_seconds - item.reported_seconds)
-        ahead = estimate_ahead_seconds(item, demand, hold, rate, now_seconds)
+        ahead = estimate_ahead_seconds(item, demand, hold, rate.prefill, now_seconds)
         load = Load(requests, ahead)
-        parts = estimate_parts(item, demand, rates, load, (cached or {}).get(item.key, 0))
+        parts = estimate_parts(item, demand, rate, load, cached.get(item.key, 0))
         found.append(Scored(item, parts))
     return tuple(found)
 
@@ -125,12 +108,13 @@ def estimate_parts(
     """Return where the seconds of one request go on one endpoint."""
     cached = max(0, min(cached_tokens, demand.prompt_tokens - 1))
     queue = load.ahead_seconds
-    alone = demand.output_tokens / rates.decode
+    output = min(demand.output_tokens, _LIKELY_OUTPUT_TOKENS)
+    alone = output / rates.decode
     if endpoint.max_running:
         # Those over the places must each wait for one of the running requests to end.
         over = max(0.0, load.requests + 1 - endpoint.max_running)
         queue += over * alone / endpoint.max_running
-    slower = alone - demand.output_tokens / rates.best_decode
+    slower = alone - output / rates.best_decode
     return Parts(
         queue=queue,
         prefill=(demand.prompt_tokens - cached) / rates.prefill,
@@ -172,13 +156,21 @@ def estimate_ahead_seconds(
 ) -> float:
     """Return for how long the engine still computes prompts that came before.
 
-    Ours are known: each begins when it was sent or the one before is done. Others that wait are
-    taken to be as long as this request.
+    Ours are known: each begins when it was sent or the one before is done. What its node tells is
+    left of all prompts has the last word that ours are done, however long they take; of ours it
+    tells too much, since cached tokens count until a prompt begins. Others that wait at a node
+    that does not tell are taken to be as long as this request.
     """
     free_at = float("-inf")
     for tokens, since_seconds in hold.feeding:
         free_at = max(free_at, since_seconds) + tokens / prefill_rate
     own = max(0.0, free_at - now_seconds)
+    age_seconds = now_seconds - endpoint.reported_seconds
+    trust = trust_ratio(age_seconds)
+    if endpoint.prompt_tokens_left is not None:
+        left = max(0.0, endpoint.prompt_tokens_left / prefill_rate - max(0.0, age_seconds)) * trust
+        ours = endpoint.running + endpoint.waiting <= hold.requests
+        most = sum(tokens for tokens, _ in hold.feeding) / prefill_rate if ours else math.inf
+        return max(own, min(left, most))
     others = max(0, endpoint.waiting - (hold.requests - hold.unseen_requests))
-    trust = trust_ratio(now_seconds - endpoint.reported_seconds)
     return own + others * trust * demand.prompt_tokens / prefill_rate

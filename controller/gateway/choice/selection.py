@@ -28,7 +28,8 @@ class Circumstances:
 
     Our reservations, open breakers, what was tried for it, and what waiting requests of no lower
     rank have a claim on. `cached` is how many of its tokens each endpoint has; `last_used` when
-    each got a request from here. `complete` says that every engine of the model has reported.
+    each got a request from here, `passed` how many it could have had since, and others got.
+    `complete` says that every engine of the model has reported.
     """
 
     holds: Holds = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Circumstances:
     claimed: Collection[EndpointKey] = frozenset()
     cached: Mapping[EndpointKey, int] = field(default_factory=dict)
     last_used: Mapping[EndpointKey, float] = field(default_factory=dict)
+    passed: Mapping[EndpointKey, int] = field(default_factory=dict)
     now_seconds: float = 0.0
     complete: bool = True
 
@@ -109,6 +111,16 @@ class Decision:
         return next((item for item in self.candidates if item.endpoint.key == key), None)
 
     @property
+    def passed(self) -> tuple[EndpointKey, ...]:
+        """The endpoints that could have taken it as well."""
+        key = None if self.winner is None else self.winner.key
+        return tuple(
+            item.endpoint.key
+            for item in self.candidates
+            if item.scored is not None and item.endpoint.key != key
+        )
+
+    @property
     def could_hold(self) -> frozenset[EndpointKey]:
         """The endpoints that a request which waits is waiting for."""
         return frozenset(
@@ -156,7 +168,12 @@ def decide(
         plan = (Why.ROOMIEST, usable)
     why, usable = plan
     scored = score_endpoints(
-        usable, demand, around.holds, cached=around.cached, now_seconds=around.now_seconds
+        usable,
+        demand,
+        around.holds,
+        cached=around.cached,
+        passed=around.passed,
+        now_seconds=around.now_seconds,
     )
     best = pick(scored, draw, around.last_used)
     if why is Why.FITS and best is not None and fits[best.endpoint.key].drops_cache:

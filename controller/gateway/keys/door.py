@@ -59,15 +59,24 @@ class Door:
         """Answer a request whose sender is not known."""
         await down.refuse(refusal, _CHALLENGE if refusal.http_status == 401 else ())
 
+    def refuse_uncounted(self, caller: Caller, down: Downstream) -> Refusal | None:
+        """Return why no request of a key may start now, before its prompt is counted.
+
+        Mutates: a refusal's headers. Takes nothing.
+        """
+        if caller.key is None:
+            return None
+        refusal = self._quotas.refuse_uncounted(caller.key)
+        return None if refusal is None else self._refused(caller.key, down, refusal)
+
     def admit(self, caller: Caller, down: Downstream, cost: Usage) -> Visit | Refusal:
         """Take what a request may cost from its key's limits. Mutates: the answer's headers."""
         if caller.key is None:
             return Visit(caller, cost.prompt_tokens)
         ticket = self._quotas.admit(caller.key, cost.prompt_tokens + cost.completion_tokens)
-        down.extra_headers += self._quotas.limit_headers(caller.key)
         if isinstance(ticket, Refusal):
-            self._metrics.count_refused(caller.name, ticket.code.value)
-            return ticket
+            return self._refused(caller.key, down, ticket)
+        down.extra_headers += self._quotas.limit_headers(caller.key)
         return Visit(caller, cost.prompt_tokens, ticket)
 
     def settle(self, visit: Visit, down: Downstream, outcome: str) -> None:
@@ -86,6 +95,11 @@ class Door:
         self._metrics.count_served(
             visit.caller.name, outcome, usage.prompt_tokens, usage.completion_tokens
         )
+
+    def _refused(self, key: ApiKey, down: Downstream, refusal: Refusal) -> Refusal:
+        down.extra_headers += self._quotas.limit_headers(key)
+        self._metrics.count_refused(str(key.metadata.name), refusal.code.value)
+        return refusal
 
     def _is_open(self) -> bool:
         """Whether everyone may use the gateway; a key that this version cannot read closes it."""

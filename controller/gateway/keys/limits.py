@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from controller.gateway.http.asgi import RawHeader
 from controller.gateway.keys.rate_window import EMPTY, Standing, Window, standing, wait_seconds
 from manifests.errors import Code, Refusal, Retryable
-from manifests.kinds.api_key import ApiKey, Limits
+from manifests.kinds.api_key import ApiKey, Budget, Limits
 from manifests.kinds.key_usage import period_bounds
 from manifests.times import format_time
 
@@ -29,8 +29,26 @@ class Taken:
     budget_tokens: int = 0
 
 
+def judge_uncounted(key: ApiKey, taken: Taken, now: float, epoch: float) -> Refusal | None:
+    """Return why no request of a key may start now, whatever it would cost, or None.
+
+    `now` is of the windows' clock, `epoch` in epoch seconds.
+    """
+    budget = key.spec.budget
+    if budget is not None and taken.budget_tokens >= budget.tokens:
+        return _refuse_budget(budget, 0, epoch, "")
+    return _judge_requests(key.spec.limits, taken, now)
+
+
 def judge_limits(limits: Limits, taken: Taken, cost_tokens: int, now: float) -> Refusal | None:
     """Return why a request may not start now, or None. `now` is of the windows' clock."""
+    refusal = _judge_requests(limits, taken, now)
+    if refusal is None and limits.tokens_per_minute is not None:
+        return _judge_tokens(limits.tokens_per_minute, taken.tokens, cost_tokens, now)
+    return refusal
+
+
+def _judge_requests(limits: Limits, taken: Taken, now: float) -> Refusal | None:
     most = limits.concurrent_requests
     if most is not None and taken.running >= most:
         message = f"Limit reached: {most} requests at the same time."
@@ -40,8 +58,6 @@ def judge_limits(limits: Limits, taken: Taken, cost_tokens: int, now: float) -> 
         if wait:
             message = f"Limit reached: {limits.requests_per_minute} requests per minute."
             return _later(message, "Send fewer.", wait)
-    if limits.tokens_per_minute is not None:
-        return _judge_tokens(limits.tokens_per_minute, taken.tokens, cost_tokens, now)
     return None
 
 
@@ -67,11 +83,14 @@ def judge_budget(key: ApiKey, taken: Taken, cost_tokens: int, now: float) -> Ref
     if budget is None or taken.budget_tokens + cost_tokens <= budget.tokens:
         return None
     left = max(0, budget.tokens - taken.budget_tokens)
+    return _refuse_budget(budget, left, now, f", and this request may take up to {cost_tokens}")
+
+
+def _refuse_budget(budget: Budget, left: int, now: float, need: str) -> Refusal:
     anew = format_time(period_bounds(budget.period, now)[1])
-    message = f"The budget of {budget.tokens} tokens a {budget.period} has {left} left"
     return Refusal(
         Code.INSUFFICIENT_QUOTA,
-        f"{message}, and this request may take up to {cost_tokens}.",
+        f"The budget of {budget.tokens} tokens a {budget.period} has {left} left{need}.",
         hint=f"It begins anew at {anew}." + (" Lower max_tokens." if left else ""),
     )
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 from controller.gateway.http.asgi import RawHeader
 from controller.gateway.http.sse import Usage
-from controller.gateway.keys.limits import Taken, judge_budget, judge_limits, plan_limit_headers
+from controller.gateway.keys.limits import (
+    Taken,
+    judge_budget,
+    judge_limits,
+    judge_uncounted,
+    plan_limit_headers,
+)
 from controller.gateway.keys.rate_window import EMPTY, Window, amend, take
 from manifests.errors import Refusal
 from manifests.kinds.api_key import ApiKey, KeyUsage
@@ -62,6 +68,11 @@ class Quotas:
         """`clock` is monotonic and drives the windows; `epoch` tells expiry and periods."""
         self._clock, self._epoch = clock, epoch
         self._meters: dict[str, _Meter] = {}
+
+    def refuse_uncounted(self, key: ApiKey) -> Refusal | None:
+        """Return why no request of a key may start now, whatever it costs; takes nothing."""
+        epoch = self._epoch()
+        return judge_uncounted(key, self._taken(key, self._meter(key), epoch), self._clock(), epoch)
 
     def admit(self, key: ApiKey, cost_tokens: int) -> Ticket | Refusal:
         """Take a place and the tokens a request may cost, or say why not. Nothing is half taken."""

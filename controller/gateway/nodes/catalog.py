@@ -4,13 +4,13 @@ Works on the last state the gateway saw, never on the network, so a listing neve
 node. Called by the handlers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from controller.gateway.http.peek import shown_name
-from controller.gateway.nodes.endpoints import EndpointView
+from controller.gateway.nodes.endpoints import EndpointKey, EndpointView
 from controller.gateway.nodes.routing import Asking, plan_models
 from manifests.errors import Code, Refusal, Retryable
 from manifests.kinds.engine import Engine, EnginePhase
@@ -43,6 +43,14 @@ class FleetView:
     def candidates(self, model: str) -> tuple[EndpointView, ...]:
         """Return the endpoints of one model, accepting or not."""
         return self._by_model.get(model, ())
+
+    def has_other(self, models: Iterable[str], tried: Collection[EndpointKey], node: str) -> bool:
+        """Whether another node has an open endpoint of these models that was not tried yet."""
+        return any(
+            item.accepting and item.key.node != node and item.key not in tried
+            for model in models
+            for item in self.candidates(model)
+        )
 
     def is_complete(self, model: str) -> bool:
         """Whether every engine of a model that is declared has told what it can hold."""

@@ -27,7 +27,9 @@ class EndpointView:
 
     `tokens_fit_ever` and `ceiling_bytes` say what the node gives on its best day; 0 is unknown.
     `wakes` means that its engine was unloaded to make room, or is coming back: a request may
-    wait there, about `load_seconds` (0 is unknown). With `room` and `shape` its node's verdict can
+    wait there, about `load_seconds` (0 is unknown). `prompt_tokens_left` are of
+    all its requests, None where the agent does not tell; the prefill rate was measured at a depth
+    of `prefill_context_tokens`. With `room` and `shape` its node's verdict can
     be computed; None is an agent that does not tell, or has yet to.
     """
 
@@ -52,6 +54,8 @@ class EndpointView:
     wakes: bool = False
     load_seconds: float = 0.0
     restore_tokens_per_second: float = 0.0
+    prefill_context_tokens: float | None = None
+    prompt_tokens_left: int | None = None
     room: EngineRoom | None = None
     shape: ModelShape | None = None
     cache_fingerprint: str = ""
@@ -127,6 +131,8 @@ def _endpoint(seen: NodeReport, load: EngineLoad, *, open_: bool) -> EndpointVie
         wakes=open_ and load.wakes and not accepting,
         load_seconds=load.load_seconds,
         restore_tokens_per_second=load.restore_tokens_per_second,
+        prefill_context_tokens=load.prefill_context_tokens,
+        prompt_tokens_left=load.prompt_tokens_left,
         room=load.room,
         shape=None if load.shape is None else _one_of_equal(load.shape),
         cache_fingerprint=load.cache_fingerprint,

@@ -8,8 +8,10 @@ two reports. Called by `load_stream`.
 from dataclasses import dataclass
 from enum import StrEnum
 
-_LOSSES_TO_DOWN = 2
-_REPORTS_TO_RETURN = 2
+LOSSES_TO_DOWN = 2
+"""Connections lost in a row, without a report between them, that take a node out."""
+REPORTS_TO_RETURN = 2
+"""Reports in a row that bring it back."""
 
 
 class StreamEvent(StrEnum):
@@ -52,7 +54,7 @@ def transition(health: Health, event: StreamEvent, now: float) -> Health:
     if event is StreamEvent.REPORT:
         return _after_report(health)
     losses = health.losses + 1
-    if event is StreamEvent.LOST and health.phase is Phase.LIVE and losses < _LOSSES_TO_DOWN:
+    if event is StreamEvent.LOST and health.phase is Phase.LIVE and losses < LOSSES_TO_DOWN:
         return Health(Phase.LIVE, losses)
     since = now if health.down_since_seconds is None else health.down_since_seconds
     # A node that never reported has not failed: its server may come up after its registration.
@@ -62,6 +64,6 @@ def transition(health: Health, event: StreamEvent, now: float) -> Health:
 
 def _after_report(health: Health) -> Health:
     reports = health.reports + 1
-    if health.phase is Phase.DOWN and reports < _REPORTS_TO_RETURN:
+    if health.phase is Phase.DOWN and reports < REPORTS_TO_RETURN:
         return Health(Phase.DOWN, 0, reports, health.down_since_seconds)
     return Health(Phase.LIVE, 0, reports)

@@ -13,6 +13,8 @@ from typing import cast
 from controller.gateway.sending.answer_reader import AnswerReader
 
 _CHECK_SECONDS = 0.5
+# A look that comes later than this shows that the process itself stood still.
+_LATE_SECONDS = 1.0
 # A larger body goes in pieces, so that the loop turns between them and the pipe sets the pace.
 _PIECE_BYTES = 256 * 1024
 # More than this of an answer waits in the kernel, not here.
@@ -40,8 +42,8 @@ class LinkError(Exception):
 class Patience:
     """When to give an answer up. Units: seconds.
 
-    After `silence_seconds` without a byte; before its head when `is_dead`, and after it when
-    `is_gone`, which is told for how long the answer has been silent.
+    After `silence_seconds` without a byte; when `is_gone`, which is told for how long the answer
+    has been silent; and before its head when `is_dead`.
     """
 
     silence_seconds: float
@@ -80,7 +82,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._patience = Patience(0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_seconds = 0.0
+        self._heard_seconds = self._due_seconds = 0.0
         self._news = _News()
         self._fault: Fault | None = None
         self._busy = self._heard = self._full = self._held_up = False
@@ -94,9 +96,7 @@ class Link(asyncio.Protocol):
         self._patience, self._busy, self._heard = patience, True, False
         self.reader.begin()
         self._heard_seconds = self._loop.time()
-        self._timer = self._loop.call_later(
-            min(_CHECK_SECONDS, patience.silence_seconds), self._check
-        )
+        self._look_after(min(_CHECK_SECONDS, patience.silence_seconds))
         if self._transport is None or self.closed:
             raise LinkError(Fault.CLOSED, heard=False)
         if len(body) <= _PIECE_BYTES:
@@ -199,22 +199,24 @@ class Link(asyncio.Protocol):
         if fault is not None:
             raise LinkError(fault, heard=self._heard)
 
+    def _look_after(self, seconds: float) -> None:
+        self._due_seconds = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._check)
+
     def _check(self) -> None:
         """Give up an answer that is silent for too long, else look again soon."""
         patience, now = self._patience, self._loop.time()
-        if self._held_up:
-            # It is we who do not listen.
+        if self._held_up or now - self._due_seconds > _LATE_SECONDS:
+            # It is we who do not listen, or did not run: what came meanwhile is still unread.
             self._heard_seconds = now
         silent_seconds = now - self._heard_seconds
         left_seconds = patience.silence_seconds - silent_seconds
-        if left_seconds <= 0:
+        if left_seconds <= 0 or patience.is_gone(silent_seconds):
             self._fault = Fault.SILENT
-        elif self.reader.has_head:
-            self._fault = Fault.SILENT if patience.is_gone(silent_seconds) else None
-        elif patience.is_dead():
+        elif not self.reader.has_head and patience.is_dead():
             self._fault = Fault.GONE
         if self._fault is None:
-            self._timer = self._loop.call_later(min(_CHECK_SECONDS, left_seconds), self._check)
+            self._look_after(min(_CHECK_SECONDS, left_seconds))
             return
         # The body ends here and not by cancelling its reader, which may be writing to the client:
         # nobody could tell then what the client has.

@@ -29,7 +29,7 @@ def _never_gone(_silent_seconds: float) -> bool:
 class Call:
     """One request to an agent; `wakes` means that its engine must come back first.
 
-    `is_dead` says when to leave a node whose answer has not begun, `is_gone` one whose has.
+    `is_gone` says when to leave a silent node, `is_dead` one whose answer has not begun.
     """
 
     address: str

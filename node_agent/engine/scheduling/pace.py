@@ -29,13 +29,18 @@ MIN_CHUNK_TOKENS = 8
 # A chunk may be this much wider than the last one: kernels change with the width.
 GROWTH = 2
 
+# A prompt's last part may be this much wider than fits rather than become two: the second would
+# cost one more pass over all weights, and one more of the steps that the others wait for.
+LAST_STRETCH = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast this engine feeds and decodes, as measured so far. Units: seconds, tokens.
 
-    `token_seconds` is what a token of a chunk costs, by octave of the context: attention makes
-    it dearer the longer the context is, so a short prompt must not speak for a long one.
+    A pass reads all weights, however narrow it is: that much, a decode step tells. `token_seconds`
+    is what each token of a chunk costs besides, by octave of the context: attention makes it
+    dearer the longer the context is, so a short prompt must not speak for a long one.
     """
 
     token_seconds: dict[int, float] = field(default_factory=dict)
@@ -69,7 +74,8 @@ class Pace:
         if narrow or short or seconds < SHORTEST_SECONDS:
             return self
         octave = _octave(held_tokens)
-        measured = seconds / chunk_tokens
+        # Steps of many rows take longer than the weights alone: half is the tokens' at least.
+        measured = max(seconds - self.decode_seconds, seconds / 2) / chunk_tokens
         known = self.token_seconds.get(octave, measured)
         learned = {octave: _move(known, measured, CHUNK_LEARNING_RATE)}
         return replace(
@@ -89,15 +95,18 @@ class Pace:
         if token_seconds is None:
             return MIN_CHUNK_TOKENS
         widest = GROWTH * max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
-        return int(min(widest, seconds / token_seconds))
+        return int(min(widest, max(0.0, seconds - self.decode_seconds) / token_seconds))
 
     def whole_in(self, seconds: float, held_tokens: int) -> int:
-        """Return how many tokens whole chunks behind `held_tokens` feed in the time.
+        """Return how many tokens chunks like the last one feed behind `held_tokens` in the time.
 
         0 before anything was measured.
         """
         token_seconds = self._expect(_octave(held_tokens))
-        return 0 if token_seconds is None else int(seconds / token_seconds)
+        if token_seconds is None:
+            return 0
+        share_seconds = self.decode_seconds / max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
+        return int(seconds / (token_seconds + share_seconds))
 
     def _expect(self, octave: int) -> float | None:
         """Return what a token costs at a context, from the nearest one that was measured.
@@ -122,9 +131,12 @@ def plan_chunk_limit(
     at the caches' step boundaries anyway; equal parts up to there waste no time on a rest.
     Units: tokens; `seconds` is the time there is.
     """
-    fitting_tokens = max(MIN_CHUNK_TOKENS, pace.tokens_in(seconds, held_tokens))
+    measured_tokens = pace.tokens_in(seconds, held_tokens)
+    fitting_tokens = max(MIN_CHUNK_TOKENS, measured_tokens)
     if fitting_tokens >= limit_tokens:
         return limit_tokens
+    if left_tokens <= min(limit_tokens, int(measured_tokens * LAST_STRETCH)):
+        return max(left_tokens, fitting_tokens)
     way_tokens = min(left_tokens, STEP_TOKENS - held_tokens % STEP_TOKENS)
     if way_tokens <= fitting_tokens:
         return fitting_tokens

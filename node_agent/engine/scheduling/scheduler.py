@@ -133,8 +133,12 @@ class Scheduler:
             )
         ]
 
-    def step(self) -> list[Event]:
-        """Decode once, then feed at most one chunk; return what it did, in order."""
+    def step(self, between: Callable[[list[Event]], None] | None = None) -> list[Event]:
+        """Decode once, then feed at most one chunk; return what it did, in order.
+
+        What was decoded is handed to `between` instead, before anything is fed: a chunk takes a
+        while. It may submit, steer, cancel and abort.
+        """
         self._gatekeeper.watch()
         events: list[Event] = []
         for overdue in self._deadlines.overdue(self._clock()):
@@ -148,6 +152,10 @@ class Scheduler:
             self._line.note_decode(self._clock() - started_seconds)
         for token in tokens:
             events.extend(self._note_token(token))
+        if between is not None:
+            between(events)
+            events = []
+            self._admit()
         fed = self._line.feed(len(self._by_id) - len(self._line))
         events += fed.events
         for joined in fed.joined:

@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.leash import start_held
+
 ROOT = Path(__file__).resolve().parents[3]
 NOWHERE = "http://127.0.0.1:1"
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.processes
 def start(data: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "node_agent", "--name", "here", "--controller", NOWHERE]
     command += ["--listen", "127.0.0.1:0", "--data", str(data), "--log-format", "json", *options]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    return start_held(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

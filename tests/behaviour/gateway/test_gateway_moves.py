@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 
 from manifests.wire.continuation import (
@@ -18,7 +19,15 @@ from manifests.wire.continuation import (
 )
 from manifests.wire.elapsed import ELAPSED_HEADER
 from tests.support.gateway_host import Host, gateway_host
-from tests.support.scripted_agent import DONE, USAGE, Call, ScriptedAgent, event, load
+from tests.support.scripted_agent import (
+    DONE,
+    USAGE,
+    Call,
+    ScriptedAgent,
+    event,
+    load,
+    serve_normally,
+)
 from tests.support.stream_client import Heard, listen
 
 Behaviour = Callable[[Call], Awaitable[None]]
@@ -156,7 +165,7 @@ async def test_a_stream_that_breaks_goes_on_at_another_node(
     agents = two_agents(after_three(last))
     async with gateway_host(*agents, **settings) as host:
         heard = await hear(host, temperature=0)
-        assert heard.told_once() == ({0: "abcde"}, {0: 0}, {0: ["stop"]}, [(7, 5)])
+        assert heard.told_once() == ({0: "abcde"}, {0: ""}, {0: 0}, {0: ["stop"]}, [(7, 5)])
         [asked] = continuations(agents)
         [first] = [call for call in calls_of(agents) if call is not asked]
         assert asked.agent is not first.agent
@@ -188,6 +197,69 @@ async def test_a_silent_stream_of_a_node_that_lives_is_left_alone() -> None:
         heard = await hear(host)
         assert heard.texts == {0: "abcde"}
         assert len(calls_of(agents)) == 1
+
+
+async def say_nothing(call: Call) -> None:
+    call.agent.muted = True
+    await call.wait_left()
+
+
+async def begin_and_say_nothing(call: Call) -> None:
+    call.agent.muted = True
+    await call.head()
+    await call.chunk(b": keep-alive prefill 1/2\n\n")
+    await call.wait_left()
+
+
+@pytest.mark.parametrize(
+    ("first", "stream"),
+    [(say_nothing, True), (begin_and_say_nothing, True), (say_nothing, False)],
+)
+async def test_a_request_whose_answer_has_not_begun_leaves_a_silent_node(
+    first: Behaviour, stream: bool
+) -> None:
+    """B61: as soon as a stream in mid-answer does, where another node takes it."""
+    agents = two_agents(first, serve_normally)
+    # Much longer than the test has: only the silence of both can be the reason.
+    patient = {"stall_seconds": 60.0, "silence_seconds": 60.0, "dead_seconds": 60.0}
+    async with gateway_host(*agents, **patient, move_after_seconds=0.5) as host:
+        if stream:
+            assert (await hear(host)).texts == {0: "abcde"}
+        else:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+                answer = await http.post(host.url + "/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "abcde"
+        nodes = [call.agent.node for call in calls_of(agents)]
+        assert len(set(nodes)) == 2
+        assert not continuations(agents)
+
+
+async def test_a_long_prefill_is_left_alone_while_its_node_reports() -> None:
+    """B59: with no byte and no comment for longer than the limit."""
+
+    async def feed_long(call: Call) -> None:
+        await asyncio.sleep(3.0)
+        await serve(call)
+
+    agents = two_agents(feed_long)
+    async with gateway_host(*agents, move_after_seconds=1.0, stall_seconds=30.0) as host:
+        assert (await hear(host)).texts == {0: "abcde"}
+        assert len(calls_of(agents)) == 1
+
+
+async def test_where_there_is_nobody_else_a_request_waits_for_its_node() -> None:
+    async def hang_for_a_while(call: Call) -> None:
+        call.agent.muted = True
+        await asyncio.sleep(2.0)
+        call.agent.muted = False
+        await serve(call)
+
+    alone = two_agents(hang_for_a_while)[:1]
+    patient = {"silence_seconds": 60.0, "dead_seconds": 60.0, "stall_seconds": 30.0}
+    async with gateway_host(*alone, **patient, move_after_seconds=0.3) as host:
+        assert (await hear(host)).texts == {0: "abcde"}
+        assert len(calls_of(alone)) == 1
 
 
 async def test_a_lost_end_mark_is_written_by_the_gateway() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ import httpx
 import pytest
 
 from controller.gateway.counting.tokenizer_shelf import TokenizerShelf
+from manifests.kinds.api_key import Period
+from manifests.kinds.key_usage import period_bounds
 from manifests.prompt.bundle import pack_bundle
 from manifests.prompt.files import read_text_files, text_fingerprint
+from manifests.times import format_time
 from manifests.wire.prefix_chain import ChainRoot, PrefixChain
-from tests.support.gateway_host import Host, gateway_host, until
+from tests.support.gateway_host import Host, gateway_host, until, until_asked
 from tests.support.local_text import local_text
 from tests.support.scripted_agent import ScriptedAgent, load
-from tests.support.scripted_source import engine, model
+from tests.support.scripted_source import api_key, engine, model
 from tests.support.tiny_tokenizers import write_tokenizer
 
 pytestmark = pytest.mark.processes
@@ -72,10 +76,10 @@ async def until_ready(host: Host, files: Files) -> None:
     await until(lambda: ready(files.fingerprint), START_SECONDS)
 
 
-async def explain(host: Host, body: dict[str, Any]) -> dict[str, Any]:
+async def explain(host: Host, body: dict[str, Any], secret: str = "") -> dict[str, Any]:
     url = host.url.removesuffix("/v1") + "/fleet/v1/explain"
     async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
-        answer = await client.post(url, json=body)
+        answer = await client.post(url, json=body, headers={"x-api-key": secret})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -118,7 +122,13 @@ async def test_without_a_tokenizer_a_request_goes_at_once_by_the_estimate(files:
         # It is tried again, and then counts.
         agent.tokenizers[files.fingerprint] = files.bundle
         await until_ready(host, files)
-        assert (await explain(host, CHAT))["promptTokens"] == len(await ids_of(files, CHAT))
+        tokens = len(await ids_of(files, CHAT))
+
+        # On a busy machine a count may come too late for its request.
+        async def counts() -> bool:
+            return bool((await explain(host, CHAT))["promptTokens"] == tokens)
+
+        await until_asked(counts)
 
 
 async def test_a_changed_download_is_refused_and_another_node_asked(
@@ -218,3 +228,50 @@ async def test_cached_tokens_follow_what_nodes_tell_of_their_prefixes(files: Fil
         await until_cached(48)
         two.tell_prefixes(engine="m-b", full=True)
         await until_cached(0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ({"limits": {"requestsPerMinute": 1}}, "rate_limit_exceeded"),
+        ({"budget": {"tokens": 100, "period": "month"}}, "insufficient_quota"),
+        ({"models": ["other"]}, "model_not_allowed"),
+    ],
+)
+async def test_what_a_key_may_not_have_anyhow_is_refused_before_its_prompt_is_counted(
+    files: Files, spec: dict[str, Any], code: str
+) -> None:
+    agent = agent_with("a", files)
+    async with running(agent, tokenizer_wait_seconds=30.0) as host:
+        await until_ready(host, files)
+        key = api_key("alice", "s1", **spec)
+        if "budget" in spec:
+            start = format_time(period_bounds(Period.MONTH, time.time())[0])
+            used = {"budgetUsed": 100, "period": "month", "periodStart": start}
+            key["status"] = {"usage": used}
+        host.source.put("apikeys", key)
+        async with httpx.AsyncClient(base_url=host.url, trust_env=False, timeout=30) as http:
+            http.headers["x-api-key"] = "s1"
+
+            async def known() -> bool:
+                return (await http.get("/models")).status_code == 200 and (
+                    await http.get("/models", headers={"x-api-key": "no"})
+                ).status_code == 401
+
+            await until_asked(known)
+            if "limits" in spec:
+                assert (await http.post("/chat/completions", json=CHAT)).status_code == 200
+            counted, calls = prompts_seen(host), len(agent.calls)
+            answer = await http.post("/chat/completions", json=CHAT)
+            assert answer.json()["error"]["code"] == code
+            assert (prompts_seen(host), len(agent.calls)) == (counted, calls)
+            if code != "model_not_allowed":
+                refused = {"key": "alice", "code": code}
+                assert host.metric("mlxfleet_gateway_key_refused_total", **refused) == 1
+                # Whoever only asks where a request would go is told.
+                assert (await explain(host, CHAT, "s1"))["outcome"] == "send"
+
+
+def prompts_seen(host: Host) -> float:
+    name = "mlxfleet_gateway_prompts_total"
+    return sum(host.metric(name, outcome=one) for one in ("counted", "repeat", "estimated"))

@@ -3,8 +3,9 @@
 A request is long here by its max_tokens, which its node reserves for: no long prompt is computed.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from controller.cli.main import run
+from tests.bench.plain_routers import running_router
 from tests.support.fleet import Fleet, eventually, running_fleet
 from tests.support.tiny_models import tiny_model
 
@@ -91,6 +93,49 @@ def test_short_requests_spare_the_large_node_and_long_ones_find_it(fleet: Fleet)
             assert f"{SMALL} too small" in answer.headers["x-mlxfleet-route"]
     short = httpx.post(fleet.url + "/v1/completions", json=request(2), timeout=60, trust_env=False)
     assert short.status_code == 200
+    assert refused_at_nodes(fleet) == 0
+
+
+def mixed(fleet: Fleet) -> list[dict[str, Any]]:
+    """Long requests that one node can hold, two at once, among short ones."""
+    long = request(tokens_for(fleet, 1.3, of=SMALL), stream=True)
+    return [long if index % 3 == 0 else request(8, stream=True) for index in range(12)]
+
+
+async def begin(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> int:
+    """Send a request, leave once it begins to answer; its status."""
+    async with client.stream("POST", url + "/v1/completions", json=body) as answer:
+        if answer.status_code == 200:
+            assert [line async for line in first_data(answer)]
+        return answer.status_code
+
+
+async def first_data(answer: httpx.Response) -> AsyncIterator[str]:
+    async for line in answer.aiter_lines():
+        if line.startswith("data:"):
+            yield line
+            return
+
+
+async def send_burst(url: str, bodies: list[dict[str, Any]]) -> list[int]:
+    """Send all at once; each one's status."""
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        return await asyncio.gather(*(begin(client, url, body) for body in bodies))
+
+
+def test_a_burst_of_mixed_requests_is_served_where_round_robin_has_some_refused(
+    fleet: Fleet,
+) -> None:
+    bodies = mixed(fleet)
+
+    async def by_turns() -> list[int]:
+        urls = {name: agent.url for name, agent in fleet.agents.items()}
+        async with running_router("round robin", urls) as url:
+            # One after the other, so that each node's turn is known.
+            return [(await send_burst(url, [body]))[0] for body in bodies]
+
+    assert asyncio.run(by_turns()).count(413) == 2
+    assert asyncio.run(send_burst(fleet.url, bodies)) == [200] * len(bodies)
     assert refused_at_nodes(fleet) == 0
 
 

@@ -237,7 +237,8 @@ def test_the_examples_route_serves_under_names_that_no_agent_heard(
             assert raw.parse().model == name
         events = list(one.completions.create(model="assistant", max_tokens=3, stream=True, **ASK))
         assert {item.model for item in events} == {"assistant"}
-    made = mlxctl(fleet, "create", "key", "guest", "--models", "assistant", "--rpm", "60")
+    flags = ("--models", "assistant", "--rpm", "60", "--budget", "1M/day", "--expires", "1d")
+    made = mlxctl(fleet, "create", "key", "guest", *flags)
     guest = made.stdout.strip()
     eventually(lambda: can_list(fleet.url, guest), "the key is known")
     words = ("chat", "assistant", "hello", "--max-tokens", "3")

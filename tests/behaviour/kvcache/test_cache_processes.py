@@ -20,6 +20,7 @@ from tests.support.kv_blocks import (
     same_content,
     wanted,
 )
+from tests.support.leash import start_held
 
 ROOT = Path(__file__).parents[3]
 BUDGET = 6 << 20
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.processes
 
 def start_writer(directory: Path, seed: int, blocks: int) -> subprocess.Popen[str]:
     arguments = [str(directory), str(seed), str(BUDGET), str(PAYLOAD), str(blocks)]
-    return subprocess.Popen(
+    return start_held(
         [sys.executable, "-m", "tests.support.kv_writer_process", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from manifests.prompt.messages import TooLong
 from manifests.sizing.estimate import ModelShape
 from node_agent.sources.base import ModelFiles
 from node_agent.text.models import TokenizerPool
@@ -53,5 +54,25 @@ async def test_the_loop_comes_round_while_a_big_prompt_is_tokenized(tmp_path: Pa
         assert gap < seconds / 3
         small = await model.encode_texts(["hi"])
         assert small[0]
+    finally:
+        await pool.close()
+
+
+async def test_of_a_prompt_that_is_too_long_only_the_length_comes_back(tmp_path: Path) -> None:
+    """B59: millions of ids would take the loop's time only to be refused."""
+    files = ModelFiles(write_tokenizer("byte_level", tmp_path), 0, "sha256:abc", SHAPE)
+    pool = TokenizerPool()
+    try:
+        model = await pool.get(files)
+        [ids] = await model.encode_texts(["hello world"])  # type: ignore[misc]
+        assert await model.encode_texts(["hello world"], most_tokens=len(ids)) == [ids]
+        refused = await model.encode_texts(["hello world", "hi"], most_tokens=len(ids) - 1)
+        assert isinstance(refused, TooLong)
+        assert refused.tokens[0] == len(ids)
+        chat = [{"role": "user", "content": "hello world"}]
+        chat_ids = await model.encode_chat(chat, None, {})
+        refused = await model.encode_chat(chat, None, {}, most_tokens=1)
+        assert isinstance(refused, TooLong)
+        assert refused.tokens == [len(chat_ids)]  # type: ignore[arg-type]
     finally:
         await pool.close()

@@ -347,3 +347,10 @@ def test_paths_are_written_as_people_write_them() -> None:
         format_path(("metadata", "labels", "mlxfleet.dev/x")) == "metadata.labels[mlxfleet.dev/x]"
     )
     assert format_path(()) == ""
+
+
+def test_a_reasoning_parser_is_one_of_those_there_are() -> None:
+    error = only(model({"reasoningParser": "thinks"}))
+    assert error.path == "spec.reasoningParser"
+    assert "mistral" in error.text
+    assert "think" in error.suggestion

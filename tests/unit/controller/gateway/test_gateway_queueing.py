@@ -54,7 +54,7 @@ async def never() -> None:
 
 def terms(**changes: Any) -> Wait:
     given: dict[str, Any] = {
-        "model": "m",
+        "models": ("m",),
         "priority": 0,
         "tenant": "",
         "tokens": 10,
@@ -90,9 +90,9 @@ async def test_a_small_request_does_not_take_the_room_a_large_one_waits_for() ->
     queue, place = line(), Place(free=1)
     large = asyncio.create_task(queue.wait(terms(), place.attempt(size=3)))
     await until(lambda: len(queue) == 1)
-    assert queue.claims("m", priority=0) == {EndpointKey("n", "m-n")}
-    assert queue.claims("m", priority=1) == frozenset()
-    assert queue.claims("other", priority=0) == frozenset()
+    assert queue.claims(["m"], priority=0) == {EndpointKey("n", "m-n")}
+    assert queue.claims(["m"], priority=1) == frozenset()
+    assert queue.claims(["other"], priority=0) == frozenset()
     small = asyncio.create_task(queue.wait(terms(), place.attempt()))
     await until(lambda: len(queue) == 2)
     assert not small.done()

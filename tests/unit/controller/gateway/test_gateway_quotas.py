@@ -220,3 +220,39 @@ async def test_usage_of_a_deleted_key_is_not_given_to_its_successor(clocks: Cloc
     await UsageWriter(source, quotas, 1.0).write_all()
     assert (await source.get("apikeys", "alice"))["status"] == {}
     assert quotas.begin_reports() == ()
+
+
+def test_what_lets_nothing_in_is_told_before_the_cost_is_known(
+    quotas: Quotas, clocks: Clocks
+) -> None:
+    """Full minutes and places, and spent budgets; never what a small request may still have."""
+    fast = key(limits={"requestsPerMinute": 1, "tokensPerMinute": 10})
+    assert quotas.refuse_uncounted(fast) is None
+    quotas.settle(admit(quotas, fast, 10), Usage(5, 5))
+    told = quotas.refuse_uncounted(fast)
+    assert told is not None
+    assert told == refuse(quotas, fast, 0)
+    clocks.now += 62
+    assert quotas.refuse_uncounted(fast) is None
+
+
+def test_a_budget_lets_in_until_it_is_spent(quotas: Quotas) -> None:
+    bounded = key(budget={"tokens": 40, "period": "month"})
+    first = admit(quotas, bounded, 39)
+    assert quotas.refuse_uncounted(bounded) is None
+    second = admit(quotas, bounded, 1)
+    told = quotas.refuse_uncounted(bounded)
+    assert told is not None
+    assert told.code is Code.INSUFFICIENT_QUOTA
+    assert "has 0 left." in told.message
+    for ticket in (first, second):
+        quotas.settle(ticket, Usage(1, 1))
+    assert quotas.refuse_uncounted(bounded) is None
+
+
+def test_a_look_takes_nothing(quotas: Quotas) -> None:
+    alone = key(limits={"requestsPerMinute": 1, "concurrentRequests": 1})
+    for _ in range(5):
+        assert quotas.refuse_uncounted(alone) is None
+    admit(quotas, alone)
+    assert quotas.refuse_uncounted(alone) is not None

@@ -60,7 +60,7 @@ async def test_both_ways_make_the_same_ids(
     text, body = texts[family], BODIES[name]
     parse = parse_chat if "messages" in body else parse_completions
     declared = {"enable_thinking": True}
-    there = await encode_prompts(parse({"model": "m", **body}), text, declared)
+    there = await encode_prompts(parse({"model": "m", **body}), text, declared, 4096)
     here = encode(text, body, **declared)
     assert isinstance(here, PackedPrompts)
     assert here.prompts == [pack_tokens(ids) for ids in there]

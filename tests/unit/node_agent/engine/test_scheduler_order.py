@@ -5,11 +5,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from manifests.errors import Code
-from node_agent.engine.batching.chunking import STRETCH
-from node_agent.engine.messages import Event, Failed, Finished, Generate, Limits, Tokens
+from node_agent.engine.messages import (
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Limits,
+    PrefillProgress,
+    Tokens,
+)
 from node_agent.engine.rows import HasRoom, PrefillStep, TokenStep, never
 from node_agent.engine.scheduling.lockstep import Prefilling
-from node_agent.engine.scheduling.pace import FEED_SECONDS, MIN_CHUNK_TOKENS
+from node_agent.engine.scheduling.pace import FEED_SECONDS, LAST_STRETCH, MIN_CHUNK_TOKENS
 from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.engine.scheduling.waiting import Beside, WaitingLine, can_admit
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
@@ -79,7 +86,7 @@ def with_running(**fields: float) -> Engine:
 def test_a_running_row_waits_no_longer_than_the_time_for_feeding(token_seconds):
     engine = with_running(token_seconds=token_seconds)
     engine.submit(row("long", 4000))
-    widest = max(FEED_SECONDS * STRETCH, MIN_CHUNK_TOKENS * token_seconds)
+    widest = max(FEED_SECONDS * LAST_STRETCH, MIN_CHUNK_TOKENS * token_seconds)
     slowest = widest + 2 * engine.runner.decode_seconds
     assert 0 < engine.worst_gap("running") <= slowest
 
@@ -194,3 +201,37 @@ def test_a_cancelled_request_is_not_ended_again_at_its_deadline():
     assert ends(engine.scheduler.cancel("a")) == ["a"]
     engine.runner.seconds += 5.0
     assert ends(engine.drain()) == ["b"]
+
+
+def test_what_was_decoded_is_told_before_the_chunk_of_the_same_step():
+    engine = with_running(token_seconds=0.01)
+    engine.submit(row("long", 4000))
+    engine.step(2)
+    started_seconds = engine.runner.seconds
+    told: list[Event] = []
+    took_seconds = []
+
+    def between(events: list[Event]) -> None:
+        told.extend(events)
+        took_seconds.append(engine.runner.seconds - started_seconds)
+
+    left = engine.scheduler.step(between)
+    assert [one.request_id for one in told if isinstance(one, Tokens)] == ["running"]
+    assert took_seconds == [pytest.approx(engine.runner.decode_seconds)]
+    assert any(isinstance(one, PrefillProgress) for one in left)
+
+
+def test_what_comes_while_a_step_decodes_is_fed_in_the_same_step():
+    engine = with_running(token_seconds=0.01)
+    left = engine.scheduler.step(lambda _events: engine.submit(row("new", 20)))
+    assert "new" in [one.request_id for one in left if isinstance(one, PrefillProgress)]
+
+
+def test_a_row_that_is_cancelled_between_decode_and_feed_is_gone():
+    engine = with_running(token_seconds=0.01)
+    engine.submit(row("long", 4000))
+    engine.step(2)
+    ended: list[Event] = []
+    left = engine.scheduler.step(lambda _events: ended.extend(engine.scheduler.cancel("long")))
+    assert [type(one) for one in ended] == [Finished]
+    assert not any(getattr(one, "request_id", "") == "long" for one in left)

@@ -13,7 +13,7 @@ from node_agent.engine.messages import Failed, Finished, Heartbeat, PrefillProgr
 from node_agent.pool.engine_log import open_log, rotate_log
 from node_agent.pool.lifecycle import Phase
 from node_agent.pool.process import Launcher, describe_exit, plan_environment
-from node_agent.pool.rates import RateMeter, blend
+from node_agent.pool.rates import RateMeter
 from node_agent.pool.streams import RowStream, StreamTable
 from node_agent.pool.watch import Pulse, WatchLimits, can_progress, find_stall
 
@@ -66,8 +66,25 @@ def test_doubt_comes_before_the_kill():
     assert not can_progress(Pulse(Phase.READY, 0, None, 0), LIMITS)
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def decode(meter: RateMeter, clock: Clock, name: str, count: int, seconds: float) -> None:
+    """Let a request's tokens come at an even distance."""
+    meter.note_tokens(name, 1)
+    for _ in range(count):
+        clock.now += seconds
+        meter.note_tokens(name, 1)
+    meter.note_end(name)
+
+
 def test_prefill_rate_weighs_chunks_by_their_size():
-    meter = RateMeter()
+    meter = RateMeter(Clock())
     meter.note_prefill(512, 1.0)
     meter.note_prefill(2, 1.0)
     assert meter.prefill_tokens_per_second > 500
@@ -75,15 +92,71 @@ def test_prefill_rate_weighs_chunks_by_their_size():
         meter.note_prefill(512, 4.0)
     assert math.isclose(meter.prefill_tokens_per_second, 128, rel_tol=0.01)
     meter.note_prefill(1, 0.0)
-    assert blend(0, 7, 0.001) == 7
 
 
-def test_decode_rate_ignores_idle_intervals():
-    meter = RateMeter()
-    meter.note_tokens(50)
-    meter.note_interval(2.0)
-    meter.note_interval(100.0)
-    assert meter.decode_tokens_per_second == 25
+def test_a_cold_first_prompt_is_no_rate_and_does_not_last():
+    meter = RateMeter(Clock())
+    meter.note_prefill(40, 4.0)
+    assert meter.prefill_tokens_per_second == 0
+    meter.note_prefill(512, 0.5)
+    assert meter.prefill_tokens_per_second > 900
+
+
+def test_what_was_measured_long_ago_counts_for_little_beside_what_is_measured_now():
+    clock = Clock()
+    meter = RateMeter(clock)
+    meter.note_prefill(5000, 50.0)
+    assert math.isclose(meter.prefill_tokens_per_second, 100)
+    clock.now = 3600.0
+    assert math.isclose(meter.prefill_tokens_per_second, 100)
+    meter.note_prefill(40, 0.04)
+    assert math.isclose(meter.prefill_tokens_per_second, 1000, rel_tol=0.01)
+
+
+def test_decode_rate_is_one_requests_own_whatever_idles_or_runs_beside_it():
+    clock = Clock()
+    meter = RateMeter(clock)
+    decode(meter, clock, "a", 40, 0.1)
+    clock.now += 100.0
+    decode(meter, clock, "b", 40, 0.1)
+    assert math.isclose(meter.decode_tokens_per_second, 10)
+    # Four at once get a token each in the time of a step.
+    for _ in range(40):
+        for name in "cdef":
+            meter.note_tokens(name, 1)
+        clock.now += 0.1
+    assert math.isclose(meter.decode_tokens_per_second, 10)
+
+
+def test_a_prompt_that_is_fed_in_between_does_not_slow_the_decode_rate():
+    clock = Clock()
+    meter = RateMeter(clock)
+    for index in range(80):
+        meter.note_tokens("a", 1)
+        clock.now += 0.1
+        if index % 4 == 0:
+            meter.note_prefill(512, 5.0)
+            clock.now += 5.0
+    assert math.isclose(meter.decode_tokens_per_second, 10)
+
+
+def test_the_depth_of_a_prefill_rate_is_told_with_it():
+    meter = RateMeter(Clock())
+    meter.note_prefill(512, 1.0, done_tokens=512)
+    assert meter.prefill_context_tokens == 256
+    for done in range(5120, 10240, 512):
+        meter.note_prefill(512, 4.0, done_tokens=done)
+    assert 4500 < meter.prefill_context_tokens < 10240
+
+
+def test_tokens_that_come_in_one_read_are_no_sign_of_speed():
+    clock = Clock()
+    meter = RateMeter(clock)
+    for _ in range(200):
+        meter.note_tokens("a", 1)
+        meter.note_tokens("a", 1)
+        clock.now += 0.2
+    assert math.isclose(meter.decode_tokens_per_second, 10, rel_tol=0.05)
 
 
 def progress(name: str) -> PrefillProgress:
@@ -98,6 +171,23 @@ def done(name: str) -> Finished:
 
 def tokens(name: str) -> Tokens:
     return Tokens(request_id=name, ids=[1])
+
+
+def test_a_table_tells_what_is_left_of_its_prompts():
+    table = StreamTable()
+    for name in "ab":
+        table.add(RowStream(name, lambda _: None, prompt_tokens=100))
+    assert table.prompt_tokens_left == 200
+    table.deliver(
+        PrefillProgress(
+            request_id="a", done_tokens=70, total_tokens=100, chunk_tokens=10, seconds=0.1
+        )
+    )
+    assert table.prompt_tokens_left == 130
+    table.deliver(tokens("a"))
+    assert table.prompt_tokens_left == 100
+    table.deliver(done("b"))
+    assert table.prompt_tokens_left == 0
 
 
 def make_table(*names: str) -> tuple[StreamTable, list[RowStream], list[str]]:

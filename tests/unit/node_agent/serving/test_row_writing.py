@@ -37,9 +37,8 @@ def logprob(value: float = -1.0) -> TokenLogprobs:
 def test_log_probabilities_cover_every_token_in_order() -> None:
     """B04: the bytes of all items are the text, also for half an emoji; all numbers finite."""
     text = row()
-    deltas = [text.feed([number], [logprob(-number)]) for number in range(6)]
-    deltas.append(text.finish())
-    sent = [delta for delta in deltas if delta is not None]
+    fed = [text.feed([number], [logprob(-number)]) for number in range(6)]
+    sent = [delta for deltas in [*fed, text.finish()] for delta in deltas]
     items = [item for delta in sent for item in delta.items]
     assert all(delta.text for delta in sent)
     whole = "".join(delta.text for delta in sent)
@@ -52,10 +51,10 @@ def test_log_probabilities_cover_every_token_in_order() -> None:
 def test_tokens_of_a_stop_string_are_not_shown() -> None:
     """B13: text and log-probabilities end at the stop."""
     text = row(("beta gam",))
-    deltas = [text.feed([number], [logprob()]) for number in range(3)]
+    deltas = [delta for number in range(3) for delta in text.feed([number], [logprob()])]
     assert text.stopped
     assert text.tokens == 3
-    items = [item for delta in deltas if delta for item in delta.items]
+    items = [item for delta in deltas for item in delta.items]
     assert b"".join(item.piece.data for item in items) == b"alpha "
 
 
