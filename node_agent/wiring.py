@@ -17,6 +17,7 @@ from manifests.kinds.node import NodeInfo, PressureLevel
 from node_agent.api.build import ApiParts, NodeApi, build_api
 from node_agent.cache_metrics import CacheCollector
 from node_agent.data_dir import DataDir
+from node_agent.draft_metrics import DraftCollector
 from node_agent.engine.messages import Ask, ChunkMeasured
 from node_agent.guard import Guard, GuardListeners, GuardSettings
 from node_agent.host.base import Host, HostInfo, HostMemory
@@ -162,6 +163,7 @@ def build_agent(
     _listen(metrics, pool, guard, sync)
     registry.register(_memory_collector(metrics, pool, arbiter, guard, sync))
     registry.register(CacheCollector(pool))
+    registry.register(DraftCollector(pool))
     guard.tell(GuardListeners(sampled=keeper.publish))
     guard.tell(GuardListeners(sampled=api.changes.ring))
     server = build_server(api.asgi)

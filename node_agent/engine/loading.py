@@ -20,6 +20,7 @@ from mlx_lm.utils import load_model
 
 from manifests.sizing.estimate import ModelShape
 from node_agent.engine.batching.batch import BatchRunner
+from node_agent.engine.batching.drafts import DraftBook
 from node_agent.engine.batching.serial import SerialRunner
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
 from node_agent.engine.prefix.kv_codec import KvCodec, RestoreError, describe_layers
@@ -98,7 +99,9 @@ def load(
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     chunk_tokens = command.chunk_tokens or (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS)
     vocab_size = _find_vocab_size(model, config)
-    runner = _choose_runner(model, vocab_size, memory, (chunk_tokens, command.max_running))
+    book = DraftBook() if command.drafts else DraftBook(most_tokens=0)
+    sizes = (chunk_tokens, command.max_running)
+    runner = _choose_runner(model, vocab_size, memory, sizes, book)
     prefixes, fault = None, ""
     if store is not None:
         try:
@@ -172,11 +175,11 @@ def _can_merge(cache: object) -> bool:
 
 
 def _choose_runner(
-    model: nn.Module, vocab_size: int, memory: Memory, sizes: tuple[int, int]
+    model: nn.Module, vocab_size: int, memory: Memory, sizes: tuple[int, int], book: DraftBook
 ) -> BatchRunner | SerialRunner:
     chunk_tokens, max_running = sizes
     if all(_can_merge(cache) for cache in make_prompt_cache(model)):
-        batch = BatchRunner(model, chunk_tokens, max_running)
+        batch = BatchRunner(model, chunk_tokens, max_running, book)
         try:
             _warm_up(batch, vocab_size, memory)
         except (ValueError, TypeError, AttributeError, NotImplementedError):

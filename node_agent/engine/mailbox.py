@@ -32,6 +32,8 @@ class RowCounts:
     held: int = 0
     prefill_turn: bool = True
     over_budget_bytes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     `shape` is the JSON of a `sizing.shape.ModelShape`, for the forward gate's predictions;
     empty switches the predictions off. `wired_limit_bytes` 0 keeps nothing wired.
     `model_fingerprint` names the content of weights and config; empty means no prefix cache.
+    With `drafts` a row that decodes alone says several tokens in a pass where its text repeats.
     """
 
     model_path: str
@@ -83,6 +84,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     limits: Limits = Limits()
     model_fingerprint: str = ""
     cache: CacheSettings = CacheSettings()
+    drafts: bool = True
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -261,7 +263,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     `steps` counts step-loop turns. It grows while idle too, so a frozen count with
     `step_seconds` rising means a stuck step. `waiting` requests wait outside; of the `running`
     ones, `prefilling` still have prompt to feed and `held` of those wait for an Answer.
-    `over_budget_bytes` is what decode has grown past the budget, which ends no row by itself.
+    `over_budget_bytes` is what decode has grown past the budget, which ends no row by itself. Of
+    the `drafted_tokens` that were verified since the load, `accepted_tokens` came true.
     """
 
     steps: int
@@ -275,6 +278,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     held: int = 0
     prefill_turn: bool = True
     over_budget_bytes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True, tag="cache_report"):

@@ -116,6 +116,8 @@ class EngineSocket(asyncio.Protocol):
                     held=rows.held,
                     prefill_turn=rows.prefill_turn,
                     over_budget_bytes=rows.over_budget_bytes,
+                    drafted_tokens=rows.drafted_tokens,
+                    accepted_tokens=rows.accepted_tokens,
                 )
             ]
         )

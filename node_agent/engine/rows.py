@@ -4,7 +4,7 @@ Plain values only, so the scheduler is tested without MLX. `batch.py` runs rows 
 `serial.py` one at a time for models whose caches cannot be merged; `meter.py` is the memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,30 @@ class JoinCost:
     copied_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftPass:
+    """A pass over the next token of a row that decodes alone and those drafted behind it."""
+
+    held_tokens: int
+    width_tokens: int
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """How many tokens were drafted and verified since the model was loaded, how many came true."""
+
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+HasRoom = Callable[[DraftPass], bool]
+
+
+def never(_wish: DraftPass) -> bool:
+    """Return that there is no room: nothing is drafted."""
+    return False
+
+
 class PromptFeeding(Protocol):
     """One row's prompt on its way into a cache of its own."""
 
@@ -113,6 +137,11 @@ class RowRunner(Protocol):
     @property
     def max_rows(self) -> int:
         """How many rows it may hold at once."""
+        ...
+
+    @property
+    def draft_tally(self) -> DraftTally:
+        """What came of drafts."""
         ...
 
     @property
@@ -167,10 +196,12 @@ class RowRunner(Protocol):
         """Return first tokens that are known already; `decode` does not return them again."""
         ...
 
-    def decode(self) -> tuple[TokenStep, ...]:
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
         """Decode one token of each row that has joined.
 
-        A row that has just joined without its last token is fed it here.
+        A row that has just joined without its last token is fed it here. One that decodes alone
+        may have drafted tokens verified in the same pass, if that has room, and says those that
+        come true, too.
         """
         ...
 

@@ -23,6 +23,7 @@ BENCHES = {
     "batching": "eight requests at once against one, on SmolLM2 through a real agent",
     "running_pace": "how long a running stream waits while a long prompt is fed, on SmolLM2",
     "decode_overhead": "what the engine adds to each decode step, on SmolLM2",
+    "prompt_lookup": "one request's tokens a second with drafts and without, on SmolLM2",
     "warm_profile": "where the time to a warm first token goes, and its share of cold, on SmolLM2",
     "restore_stall": "how long a running stream waits while 0.7 GB are restored, on SmolLM2",
     "gateway_overhead": "what the gateway adds to a request, on a tiny model",

@@ -1,8 +1,9 @@
 """What the engine adds to each decode step, on SmolLM2: `python -m tests.bench.decode_overhead`.
 
-A real engine process decodes; between two calls of mlx-lm's `GenerationBatch.next` all time is
-ours: scheduling, commands, events, the board. On a GPU part of it runs beside the model, so
-this is the most it can cost. The target: at most 5 percent of what the model takes.
+A real engine process decodes; between two calls of the batch's `next` all time is ours: scheduling,
+looking for drafts, commands, events, the board. A pass that verifies drafts is the model's too. On
+a GPU part of it runs beside the model, so this is the most it can cost. The target: at most 5
+percent of what the model takes.
 """
 
 import argparse
@@ -12,11 +13,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from mlx_lm.generate import GenerationBatch
-
+from node_agent.engine.batching.row_batch import RowBatch
 from node_agent.engine.messages import Generate
 from node_agent.engine.process import serve
 from node_agent.pool.process import Launcher
@@ -34,17 +35,34 @@ Spans = list[tuple[float, float]]
 
 
 def note_spans() -> Spans:
-    """Have every decode step of this process write down when it began and ended."""
+    """Have every decode step of this process write down when it began and ended.
+
+    Waiting for a token before a step begins counts as a part of it.
+    """
     spans: Spans = []
-    real_next = GenerationBatch.next
+    waited_seconds = 0.0
+    real_wait = RowBatch.next_token
 
-    def timed_next(batch: GenerationBatch) -> object:
+    def timed_wait(batch: RowBatch) -> int:
+        nonlocal waited_seconds
         started = time.perf_counter()
-        responses = real_next(batch)
-        spans.append((started, time.perf_counter()))
-        return responses
+        token = real_wait(batch)
+        waited_seconds += time.perf_counter() - started
+        return token
 
-    GenerationBatch.next = timed_next
+    def timed(real: Callable[..., object]) -> Callable[..., object]:
+        def step(*arguments: object) -> object:
+            nonlocal waited_seconds
+            started = time.perf_counter() - waited_seconds
+            said = real(*arguments)
+            spans.append((started, time.perf_counter()))
+            waited_seconds = 0.0
+            return said
+
+        return step
+
+    RowBatch.next_token = timed_wait
+    RowBatch.next, RowBatch.verify = timed(RowBatch.next), timed(RowBatch.verify)
     return spans
 
 

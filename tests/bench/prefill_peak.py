@@ -24,8 +24,9 @@ from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load_model
 
-from node_agent.engine.batching.decode_group import DecodeGroup, Newcomer
+from node_agent.engine.batching.decode_group import DecodeGroup
 from node_agent.engine.batching.prefill import RowPrefill
+from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.meter import MemoryMeter
 
 # Restored caches come in blocks of this many tokens.

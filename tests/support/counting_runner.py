@@ -11,7 +11,16 @@ from manifests.sizing.estimate import LayerGroup, LayerKind, ModelShape
 from node_agent.engine.batching.chunking import cut_chunk
 from node_agent.engine.mailbox import MemoryGauges
 from node_agent.engine.messages import Generate
-from node_agent.engine.rows import JoinCost, PrefillStep, RestoreStep, TokenStep
+from node_agent.engine.rows import (
+    DraftPass,
+    DraftTally,
+    HasRoom,
+    JoinCost,
+    PrefillStep,
+    RestoreStep,
+    TokenStep,
+    never,
+)
 from node_agent.engine.scheduling.forecast import Forecast
 
 # One layer that grows, nothing else: a chunk takes its KV, its scores and its activations.
@@ -36,7 +45,7 @@ class CountingRunner:
     """Feeds as asked, then gives token 100, 101, ... of each row.
 
     A chunk says that it took `token_seconds` for each of its tokens. Rows walk together when
-    `moved_bytes` is set.
+    `moved_bytes` is set. One that decodes alone asks for a pass of `draft_width`.
     """
 
     max_rows: int = 4
@@ -56,6 +65,9 @@ class CountingRunner:
     restore_pieces: int = 1
     moved_bytes: int | None = None
     passes: list[tuple[str, ...]] = field(default_factory=list)
+    draft_width: int = 0
+    drafted: list[bool] = field(default_factory=list)
+    draft_tally: DraftTally = field(default_factory=DraftTally)
 
     def insert(self, command: Generate) -> int:
         uid, self.inserted = 10 + self.inserted, self.inserted + 1
@@ -106,7 +118,10 @@ class CountingRunner:
     def first_tokens(self) -> tuple[TokenStep, ...]:
         return ()
 
-    def decode(self) -> tuple[TokenStep, ...]:
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
+        if self.draft_width and len(self.joined) == 1:
+            wish = DraftPass(self.fed[self.joined[0]], self.draft_width)
+            self.drafted.append(has_room(wish))
         return tuple(self._decode(uid) for uid in list(self.joined))
 
     def _decode(self, uid: int) -> TokenStep:

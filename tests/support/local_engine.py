@@ -36,15 +36,20 @@ class LocalEngine:
         *,
         fingerprint: str = "model-a",
         chunk_tokens: int = 32,
+        drafts: bool = True,
     ) -> None:
         self.store = None if cache is None else PrefixStore(cache)
         command = Load(
-            model_path=str(model), chunk_tokens=chunk_tokens, model_fingerprint=fingerprint
+            model_path=str(model),
+            chunk_tokens=chunk_tokens,
+            model_fingerprint=fingerprint,
+            drafts=drafts,
         )
         memory = MemoryMeter()
         loaded = load(command, lambda done, total: None, memory, self.store)
         assert not loaded.prefixes_fault, loaded.prefixes_fault
         self.fingerprint = loaded.announcement.cache_fingerprint
+        self.prefixes = loaded.prefixes
         self.scheduler = Scheduler(
             loaded.runner, loaded.vocab_size, memory, prefixes=loaded.prefixes
         )

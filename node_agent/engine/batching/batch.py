@@ -11,20 +11,24 @@ from typing import Any
 
 from mlx import nn
 
-from node_agent.engine.batching.decode_group import DecodeGroup, Newcomer, plan_join
+from node_agent.engine.batching.decode_group import DecodeGroup, plan_join
+from node_agent.engine.batching.drafts import DraftBook
 from node_agent.engine.batching.grouping import choose_group
 from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import Lockstep, RowPrefill, lockstep_bytes
+from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.batching.sampling import Samplers, processors_for
-from node_agent.engine.messages import Generate, TokenLogprobs
+from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
-from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+from node_agent.engine.rows import HasRoom, JoinCost, PrefillStep, TokenStep, never
 
 
 class BatchRunner:
     """Continuous batching over one model."""
 
-    def __init__(self, model: nn.Module, chunk_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, model: nn.Module, chunk_tokens: int, max_running: int, book: DraftBook
+    ) -> None:
         self._model = model
         # The most prompt tokens of one row that a pass feeds, and the most rows there may be.
         self.chunk_tokens = chunk_tokens
@@ -37,6 +41,7 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
+        self._book, self.draft_tally = book, book.tally
 
     def insert(self, command: Generate) -> int:
         """Take a row in, with an empty cache, and return its uid."""
@@ -113,7 +118,7 @@ class BatchRunner:
             logits=logits,
         )
         if group is None:
-            group = DecodeGroup(self._model, newcomer, cache)
+            group = DecodeGroup(self._model, newcomer, cache, self._book)
             self._groups.append(group)
         else:
             group.add(newcomer, cache)
@@ -124,11 +129,16 @@ class BatchRunner:
         """Return what rows say first, as soon as it is drawn."""
         return self._read([one for group in self._groups for one in group.take_first()])
 
-    def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of each row that has joined; draw the first of those that just did."""
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
+        """Decode one token of each row that has joined; draw the first of those that just did.
+
+        One that decodes alone may have drafts verified, and say more.
+        """
+        if len(self._groups) != 1:
+            has_room = never
         responses: list[Any] = []
         for group in self._groups:
-            ours = group.decode()
+            ours = group.decode(has_room)
             self._keep(group, ours)
             responses += [*ours, *group.take_first()]
         self._groups = [group for group in self._groups if group.uids]
@@ -162,21 +172,19 @@ class BatchRunner:
 
 
 def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tuple[TokenStep, ...]:
+    tops = [commands[response.uid].sampling.top_logprobs for response in responses]
     wanted = [
-        (response.uid, response.logprobs, response.token, top)
-        for response in responses
-        if (top := commands[response.uid].sampling.top_logprobs) is not None
+        (response.logprobs, response.token, top)
+        for response, top in zip(responses, tops, strict=True)
+        if top is not None
     ]
-    picked: dict[int, TokenLogprobs] = {}
-    if wanted:
-        found = pick_logprobs([(row, token, top) for _, row, token, top in wanted])
-        picked = {uid: one for (uid, *_), one in zip(wanted, found, strict=True)}
+    picked = iter(pick_logprobs(wanted) if wanted else ())
     return tuple(
         TokenStep(
             uid=response.uid,
             token=response.token,
             finish=response.finish_reason,
-            logprobs=picked.get(response.uid),
+            logprobs=None if top is None else next(picked),
         )
-        for response in responses
+        for response, top in zip(responses, tops, strict=True)
     )

@@ -16,7 +16,7 @@ from node_agent.engine.batching.prefill import RowPrefill
 from node_agent.engine.batching.sampling import Processor, Sampler, Samplers, processors_for
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
-from node_agent.engine.rows import JoinCost, PrefillStep, TokenStep
+from node_agent.engine.rows import DraftTally, HasRoom, JoinCost, PrefillStep, TokenStep, never
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class SerialRunner:
         self._samplers = Samplers()
         self._rows: dict[int, _Row] = {}
         self._next_uid = 0
+        self.draft_tally = DraftTally()
         # As in `batch.py`.
         self.prefixes: PrefixCache | None = None
 
@@ -109,8 +110,8 @@ class SerialRunner:
         """Return nothing: the first token is drawn in `decode`."""
         return ()
 
-    def decode(self) -> tuple[TokenStep, ...]:
-        """Decode one token of the row, if it has joined."""
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:  # noqa: ARG002
+        """Decode one token of the row, if it has joined; few of these caches take drafts back."""
         steps = tuple(self._decode(row) for row in self._rows.values() if row.joined)
         for step in steps:
             if step.finish is not None:

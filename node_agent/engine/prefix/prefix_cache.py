@@ -228,8 +228,11 @@ class RowPrefix:
             self._capture(self._chain, view(), wanted.pop(0))
 
     def is_due(self, held_tokens: int) -> bool:
-        """Return whether a row that decodes has just filled a block."""
-        return held_tokens % self._cache.rules.block_tokens == 0
+        """Return whether a row that decodes has filled a block, perhaps some tokens ago."""
+        size = self._cache.rules.block_tokens
+        if held_tokens % size == 0:
+            return True
+        return self._cache.layout.needs_chain and held_tokens // size > self._kept_tokens // size
 
     def note_decoded(
         self, tokens: Sequence[int], view: Callable[[], Caches], *, finished: bool

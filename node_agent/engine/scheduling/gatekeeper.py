@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from manifests.errors import Retryable
 from node_agent.engine.messages import Answer, Limits
-from node_agent.engine.rows import JoinCost, Memory
+from node_agent.engine.rows import DraftPass, JoinCost, Memory
 from node_agent.engine.scheduling.forecast import Correction, Forecast
 from node_agent.engine.scheduling.forward_gate import (
     Ask,
@@ -173,13 +173,16 @@ class Gatekeeper:
         )
         return self._judge(tries, chunk, alone=alone)
 
-    def has_room(self, wish: JoinCost | Chunks) -> bool:
-        """Return whether a join, or chunks in one pass, would fit as things stand."""
+    def has_room(self, wish: JoinCost | Chunks | DraftPass) -> bool:
+        """Return whether a join, chunks in one pass or drafts would fit as things stand."""
         reading = self._read()
         if self._forecast is None or not reading.limited:
             return True
         if isinstance(wish, Chunks):
             need_bytes = self._correction.apply(self.predict(wish))
+        elif isinstance(wish, DraftPass):
+            verify_bytes = self._forecast.verify_bytes(wish.held_tokens, wish.width_tokens)
+            need_bytes = self._correction.apply(verify_bytes)
         else:
             need_bytes = self._forecast.join_bytes(wish)
         return need_bytes <= reading.room_bytes

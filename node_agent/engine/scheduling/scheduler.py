@@ -73,6 +73,8 @@ class Scheduler:
             held=self._line.held,
             prefill_turn=self._gatekeeper.limits.prefill_turn,
             over_budget_bytes=self._gatekeeper.over_budget_bytes,
+            drafted_tokens=self._runner.draft_tally.drafted_tokens,
+            accepted_tokens=self._runner.draft_tally.accepted_tokens,
         )
 
     @property
@@ -145,7 +147,7 @@ class Scheduler:
             self._waiting.put_back(freed)
         self._admit()
         started_seconds = self._clock()
-        tokens = self._runner.decode()
+        tokens = self._runner.decode(self._gatekeeper.has_room)
         if tokens:
             self._line.note_decode(self._clock() - started_seconds)
         for token in tokens:

@@ -5,7 +5,8 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 
-from node_agent.engine.batching.decode_group import DecodeGroup, Newcomer
+from node_agent.engine.batching.decode_group import DecodeGroup
+from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.prefix.kv_codec import RestoreError
 from tests.support.cached_engine import prompt
 from tests.support.kv_rows import Rows, cold, feed, tiny

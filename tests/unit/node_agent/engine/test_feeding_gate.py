@@ -71,6 +71,21 @@ def held_engine() -> Engine:
     return engine
 
 
+def test_drafts_are_verified_where_they_have_room_and_nobody_is_asked_for_more():
+    engine = Engine(0)
+    engine.runner.draft_width = 8
+    engine.scheduler.submit(row("alone", 2, 50))
+    engine.step(5)
+    assert set(engine.runner.drafted) == {True}
+    verify_bytes = FORECAST.verify_bytes(10, 8)
+    for room_bytes, has_room in ((verify_bytes // 2, False), (2 * verify_bytes, True)):
+        engine.runner.drafted.clear()
+        engine.set_budget(engine.memory.active_bytes + room_bytes)
+        events = engine.step(2)
+        assert engine.runner.drafted == [has_room] * 2
+        assert [type(event) for event in events] == [Tokens] * 2
+
+
 def test_what_is_asked_for_is_enough_to_finish():
     engine = Engine(need_bytes(LONG_TOKENS // 2, 32))
     budget_bytes = need_bytes(LONG_TOKENS // 2, 32)

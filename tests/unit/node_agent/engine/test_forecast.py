@@ -4,6 +4,7 @@ import pytest
 
 from node_agent.engine.rows import JoinCost
 from node_agent.engine.scheduling.forecast import (
+    FILTER_PLACES,
     MAX_FACTOR,
     MIN_LEARNED_BYTES,
     Correction,
@@ -38,6 +39,13 @@ def test_the_rest_of_a_prompt_costs_at_least_its_next_chunk_and_all_of_its_kv():
 def test_joining_costs_padding_one_layer_and_the_logits_of_every_row():
     cost = JoinCost(rows=3, added_bytes=1000, copied_bytes=200)
     assert FORECAST.join_bytes(cost) == 1200 + 3 * SHAPE.vocab_size * 16
+
+
+def test_verifying_costs_a_chunk_the_logits_of_every_place_and_filters():
+    verify_bytes = FORECAST.verify_bytes(300, 8)
+    places = 8 + FILTER_PLACES
+    assert verify_bytes == FORECAST.chunk_bytes(300, 8) + places * SHAPE.vocab_size * 16
+    assert verify_bytes < FORECAST.verify_bytes(300, 9)
 
 
 def test_a_bigger_chunk_than_predicted_counts_at_once_and_fades_slowly():

@@ -17,7 +17,7 @@ from node_agent.engine.messages import (
     LoadFailed,
     Shutdown,
 )
-from node_agent.engine.rows import TokenStep
+from node_agent.engine.rows import HasRoom, TokenStep, never
 from node_agent.engine.runtime import ExitCode, Runtime
 from tests.support.counting_runner import CountingRunner, row
 
@@ -29,7 +29,7 @@ class FaultyRunner(CountingRunner):
         super().__init__(max_rows=1, chunk_tokens=8)
         self.steps = 0
 
-    def decode(self) -> tuple[TokenStep, ...]:
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
         self.steps += 1
         if self.steps > 1:
             raise RuntimeError("[METAL] command buffer failed")

@@ -14,7 +14,7 @@ from node_agent.engine.messages import (
     PrefillProgress,
     Tokens,
 )
-from node_agent.engine.rows import PrefillStep, TokenStep
+from node_agent.engine.rows import HasRoom, PrefillStep, TokenStep, never
 from node_agent.engine.scheduling.lockstep import Prefilling
 from node_agent.engine.scheduling.pace import FEED_SECONDS, LAST_STRETCH, MIN_CHUNK_TOKENS
 from node_agent.engine.scheduling.scheduler import Scheduler
@@ -34,9 +34,9 @@ class TimedRunner(CountingRunner):
         self.seconds += chunk_tokens * self.token_seconds
         return super().feed(uid, chunk_tokens)
 
-    def decode(self) -> tuple[TokenStep, ...]:
+    def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
         self.seconds += self.decode_seconds if self.joined else 0.0
-        return super().decode()
+        return super().decode(has_room)
 
 
 class Engine:
