@@ -3,12 +3,12 @@ tests.bench.prompt_lookup`.
 
 The engine alone, twice side by side, one request at a time: prompts of random words, as the
 comparison with other servers sends them, a question, and texts to repeat or to change a little.
+The best of a few rounds counts, as other work on the machine only takes.
 Drafts may cost nothing where nothing repeats and must pay where the prompt's text does; what is
 said must be the same.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tests.support.fleet import SMOLLM2
 from tests.support.mlx_engine import BareEngine
 from tests.support.pools import token_ids
 
-ROUNDS = 2
+ROUNDS = 3
 GREEDY = SamplingParams(temperature=0)
 WORDS, OUTPUT_TOKENS = 500, 48
 # Where nothing repeats drafts may cost so much, and where the prompt does they must give so much.
@@ -126,7 +126,7 @@ def measure(tokenizer: Any, case: Case, plain: Side, drafting: Side) -> bool:
             tokens, rate = side.ask(f"{case.name}-{turn}", prompt, case)
             said.append(tokens)
             rates[name].append(rate)
-    best = {name: statistics.median(found) for name, found in rates.items()}
+    best = {name: max(found) for name, found in rates.items()}
     ratio = best["drafts"] / best["plain"]
     same = all(tokens == said[0] for tokens in said)
     drafted, accepted = drafting.note_drafts()
