@@ -87,6 +87,12 @@ class LeaseKeeper:
         """Whether the controller knows this agent."""
         return self._registered.is_set()
 
+    @property
+    def node_uid(self) -> str:
+        """The uid of the node's object as last read or written; empty before that."""
+        known = self._sources.newest() or self._node
+        return "" if known is None else known.metadata.uid or ""
+
     async def wait_registered(self) -> None:
         """Return once the node's object is ours."""
         await self._registered.wait()

@@ -8,7 +8,7 @@ enforcer's hooks.
 from collections.abc import Callable, Mapping
 
 from manifests.kinds.meta import Condition
-from manifests.kinds.node import Node, PressureLevel
+from manifests.kinds.node import PressureLevel
 from manifests.units import format_bytes
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.enforcer_plan import Action, ShrinkHotCache
@@ -33,13 +33,13 @@ class News:
     def __init__(
         self,
         node: str,
-        newest_node: Callable[[], Node | None],
+        node_uid: Callable[[], str],
         pool: Pool,
         arbiter: Arbiter,
         post: Callable[[tuple[Occurrence, ...]], None],
     ) -> None:
-        """`post` takes events to write; `newest_node` knows the node's uid once it is listed."""
-        self._node, self._newest_node = node, newest_node
+        """`post` takes events to write; `node_uid` is empty before the node is registered."""
+        self._node, self._node_uid = node, node_uid
         self._pool, self._arbiter, self._post = pool, arbiter, post
         self._seen: Mapping[str, Seen] = {}
 
@@ -74,5 +74,4 @@ class News:
         self._post(plan_condition_occurrences(before, after, self._subject()))
 
     def _subject(self) -> Subject:
-        node = self._newest_node()
-        return Subject("Node", self._node, "" if node is None else node.metadata.uid or "")
+        return Subject("Node", self._node, self._node_uid())

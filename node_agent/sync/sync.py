@@ -90,7 +90,7 @@ class Sync:
         self._guards = Informer(client, "memoryguards")
         self._budgets = Informer(client, "cachebudgets")
         self._reporter = Reporter(client, node, settings.rules)
-        self.news = News(node, self._newest_node, pool, arbiter, self._post)
+        self.news = News(node, lambda: self.lease.node_uid, pool, arbiter, self._post)
         self.lease = LeaseKeeper(
             client,
             facts,

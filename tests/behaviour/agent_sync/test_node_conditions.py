@@ -3,12 +3,19 @@
 import time
 from typing import Any
 
+import aiohttp
 import pytest
 
+from manifests.kinds.node import NodeInfo
 from manifests.wire.listwatch import RawObject
 from node_agent.host.base import KernelPanic, PanicScan
 from node_agent.host.detect import detect_host
+from node_agent.memory.books import MemoryState
+from node_agent.sync.client import ApiClient, ClientTimeouts
+from node_agent.sync.conditions import NodeNow
+from node_agent.sync.lease import LeaseKeeper, NodeSources
 from node_agent.sync.panics_plan import CLEAR_ANNOTATION
+from node_agent.sync.register import NodeFacts
 from tests.support.api_host import ApiHost, condition
 from tests.support.pools import await_ready
 
@@ -46,6 +53,21 @@ async def test_a_panic_of_ours_lowers_the_ceilings_until_a_person_clears_it(
     await api.registry.patch("nodes", "here", patch)
     await api.wait("nodes", "here", has("PanicHistory", "False"))
     await api.wait("nodes", "here", lambda obj: obj["status"]["ceilings"]["hardBytes"] == 12 * GIB)
+
+
+async def test_a_node_is_known_by_its_uid_before_it_is_listed(api: ApiHost) -> None:
+    facts = NodeFacts("here", "me", "i1", "http://127.0.0.1:9", NodeInfo(os="linux"))
+    known: list[str] = []
+    async with aiohttp.ClientSession() as session:
+        client = ApiClient(api.url, session, ClientTimeouts(1, 2, 5, 2))
+        sources = NodeSources(
+            lambda: NodeNow(MemoryState(), 0), wrote=lambda *_: known.append(keeper.node_uid)
+        )
+        keeper = LeaseKeeper(client, facts, sources)
+        assert keeper.node_uid == ""
+        await keeper.renew()
+    node = await api.wait("nodes", "here", has("Ready", "True"))
+    assert known == [node["metadata"]["uid"]]
 
 
 async def test_reports_that_cannot_be_read_are_unknown(api: ApiHost, agents: Any) -> None:
