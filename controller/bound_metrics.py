@@ -7,7 +7,8 @@ metrics; all methods belong to one event loop.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -28,56 +29,6 @@ class CounterSeries:
         self.value += amount
 
 
-class Counter(Collector):
-    """Counters by label values."""
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        labels: Sequence[str] = (),
-        *,
-        registry: CollectorRegistry,
-    ) -> None:
-        """Register. Mutates: registry."""
-        self._name, self._documentation, self._labels = name, documentation, tuple(labels)
-        self._series: dict[tuple[str, ...], CounterSeries] = {}
-        if not self._labels:
-            self.labels()
-        registry.register(self)
-
-    def labels(self, *values: str) -> CounterSeries:
-        """Return the series of these label values."""
-        found = self._series.get(values)
-        if found is None:
-            _check(self._labels, values)
-            found = self._series[values] = CounterSeries()
-        return found
-
-    def inc(self, amount: float = 1.0) -> None:
-        """Add to the counter that has no labels."""
-        self.labels().inc(amount)
-
-    def remove_by_labels(self, labels: dict[str, str]) -> None:
-        """Drop the series with these labels."""
-        for values in _matching(self._labels, self._series, labels):
-            del self._series[values]
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the metric without samples."""
-        return [self._family()]
-
-    def collect(self) -> Iterable[Metric]:
-        """Return one sample for each series."""
-        family = self._family()
-        for values, one in self._series.items():
-            family.add_metric(values, one.value, created=one.created_seconds)
-        return [family]
-
-    def _family(self) -> CounterMetricFamily:
-        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-
-
 class HistogramSeries:
     """One histogram: how many observations fell into each bucket, and their sum."""
 
@@ -94,7 +45,73 @@ class HistogramSeries:
         self.total += amount
 
 
-class Histogram(Collector):
+_Series = TypeVar("_Series")
+
+
+class _Labelled(Collector, Generic[_Series]):
+    """The series of one metric by label values; what they look like is the subclass's."""
+
+    def __init__(self, labels: Sequence[str], make: Callable[[], _Series]) -> None:
+        self._labels, self._make = tuple(labels), make
+        self._series: dict[tuple[str, ...], _Series] = {}
+
+    def labels(self, *values: str) -> _Series:
+        """Return the series of these label values."""
+        found = self._series.get(values)
+        if found is None:
+            if len(values) != len(self._labels):
+                raise ValueError(f"a metric with labels {self._labels} has {len(values)} values")
+            found = self._series[values] = self._make()
+        return found
+
+    def remove_by_labels(self, labels: dict[str, str]) -> None:
+        """Drop the series with these labels."""
+        places = {self._labels.index(name): value for name, value in labels.items()}
+        self._series = {
+            values: one
+            for values, one in self._series.items()
+            if any(values[place] != value for place, value in places.items())
+        }
+
+
+class Counter(_Labelled[CounterSeries]):
+    """Counters by label values."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str] = (),
+        *,
+        registry: CollectorRegistry,
+    ) -> None:
+        """Register. Mutates: registry."""
+        super().__init__(labels, CounterSeries)
+        self._name, self._documentation = name, documentation
+        if not self._labels:
+            self.labels()
+        registry.register(self)
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add to the counter that has no labels."""
+        self.labels().inc(amount)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return one sample for each series."""
+        family = self._family()
+        for values, one in self._series.items():
+            family.add_metric(values, one.value, created=one.created_seconds)
+        return [family]
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+
+class Histogram(_Labelled[HistogramSeries]):
     """Histograms by label values."""
 
     def __init__(
@@ -107,24 +124,11 @@ class Histogram(Collector):
         registry: CollectorRegistry,
     ) -> None:
         """Register. `buckets` are upper bounds in rising order. Mutates: registry."""
-        self._name, self._documentation, self._labels = name, documentation, tuple(labels)
-        self._bounds = [float(bound) for bound in buckets]
-        self._shown = [*(repr(bound) for bound in self._bounds), "+Inf"]
-        self._series: dict[tuple[str, ...], HistogramSeries] = {}
+        bounds = [float(bound) for bound in buckets]
+        super().__init__(labels, lambda: HistogramSeries(bounds))
+        self._name, self._documentation = name, documentation
+        self._shown = [*(repr(bound) for bound in bounds), "+Inf"]
         registry.register(self)
-
-    def labels(self, *values: str) -> HistogramSeries:
-        """Return the series of these label values."""
-        found = self._series.get(values)
-        if found is None:
-            _check(self._labels, values)
-            found = self._series[values] = HistogramSeries(self._bounds)
-        return found
-
-    def remove_by_labels(self, labels: dict[str, str]) -> None:
-        """Drop the series with these labels."""
-        for values in _matching(self._labels, self._series, labels):
-            del self._series[values]
 
     def describe(self) -> Iterable[Metric]:
         """Return the metric without samples."""
@@ -143,20 +147,3 @@ class Histogram(Collector):
 
     def _family(self) -> HistogramMetricFamily:
         return HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-
-
-def _check(labels: tuple[str, ...], values: tuple[str, ...]) -> None:
-    if len(labels) != len(values):
-        raise ValueError(f"a metric with labels {labels} was given {len(values)} values")
-
-
-def _matching(
-    labels: tuple[str, ...], series: Iterable[tuple[str, ...]], wanted: dict[str, str]
-) -> list[tuple[str, ...]]:
-    """Return the label values that agree with all that is wanted."""
-    places = {labels.index(name): value for name, value in wanted.items()}
-    return [
-        values
-        for values in series
-        if all(values[place] == value for place, value in places.items())
-    ]

@@ -12,7 +12,7 @@ import typer
 from controller.cli.client import ApiClient
 from controller.cli.context import client_of
 from controller.cli.exits import CliError, Exit
-from controller.cli.output import note, say
+from controller.cli.output import note, say, think
 from manifests.wire.error_body import parse_openai_error
 
 CHAT_PATH = "/v1/chat/completions"
@@ -20,11 +20,20 @@ CHAT_PATH = "/v1/chat/completions"
 Message = dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of an answer, or of what the model thinks before it."""
+
+    text: str
+    thought: bool = False
+
+
 @dataclass(slots=True)
 class Answer:
     """What one streamed answer was. Units: seconds."""
 
     text: str = ""
+    has_thought: bool = False
     finish_reason: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -82,20 +91,32 @@ def chat(
 
 
 def _turn(client: ApiClient, body: dict[str, Any], history: list[Message], prompt: str) -> None:
-    """Send one user message, print the answer as it comes, and keep both in the history."""
+    """Send one user message, print the answer as it comes, and keep both in the history.
+
+    Thinking is for people at a terminal and no part of the data.
+    """
     history.append({"role": "user", "content": prompt})
     answer = Answer()
+    thinking = False
     for piece in stream_answer(client, {**body, "messages": history}, answer):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        if thinking and not piece.thought:
+            think("\n")
+        thinking = piece.thought
+        if thinking:
+            think(piece.text)
+        else:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
     say()
+    if answer.has_thought and not answer.text:
+        note("no answer: the model was still thinking. A larger --max-tokens gives it more room.")
     history.append({"role": "assistant", "content": answer.text})
     if sys.stderr.isatty():
         note(answer.summary())
 
 
-def stream_answer(client: ApiClient, body: dict[str, Any], answer: Answer) -> Iterator[str]:
-    """Yield the text of a streamed answer and fill `answer`.
+def stream_answer(client: ApiClient, body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
+    """Yield the pieces of a streamed answer and fill `answer`.
 
     Raises: CliError when the fleet refuses, and when the stream ends before its end mark.
     """
@@ -122,18 +143,22 @@ def stream_answer(client: ApiClient, body: dict[str, Any], answer: Answer) -> It
         raise CliError("the answer was cut off: the stream ended early", code=Exit.UNREACHABLE)
 
 
-def _pieces(chunk: dict[str, Any], answer: Answer) -> Iterator[str]:
+def _pieces(chunk: dict[str, Any], answer: Answer) -> Iterator[Piece]:
     usage = chunk.get("usage") or {}
     answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
     answer.completion_tokens = usage.get("completion_tokens", answer.completion_tokens)
     for choice in chunk.get("choices") or []:
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        text = (choice.get("delta") or {}).get("content")
+        delta = choice.get("delta") or {}
+        thought, text = delta.get("reasoning_content") or "", delta.get("content") or ""
+        if (thought or text) and answer.first_token_seconds is None:
+            answer.first_token_seconds = time.monotonic() - answer.started
+        if thought:
+            answer.has_thought = True
+            yield Piece(thought, thought=True)
         if text:
-            if answer.first_token_seconds is None:
-                answer.first_token_seconds = time.monotonic() - answer.started
             answer.text += text
-            yield text
+            yield Piece(text)
 
 
 def _refused(status: int, text: str) -> CliError:

@@ -39,6 +39,12 @@ def note(line: str) -> None:
     stderr.print(line, markup=False)
 
 
+def think(text: str) -> None:
+    """Print some of a model's thinking, for people at a terminal only."""
+    if sys.stderr.isatty():
+        stderr.print(text, markup=False, style="dim", end="")
+
+
 def show_error(error: CliError) -> None:
     """Print an error and what helps against it on stderr."""
     stderr.print("[bold red]error:[/] ", end="")

@@ -152,7 +152,8 @@ class Completions:
         return self._parts.door.admit(exchange.caller, exchange.down, cost)
 
     async def _forward(self, exchange: Exchange) -> str:
-        ending = await exchange.inbound.until_client_leaves(self._parts.proxy.forward(exchange))
+        work = self._parts.proxy.forward(exchange)
+        ending = await exchange.inbound.until_client_leaves(work, lambda: exchange.down.whole)
         if isinstance(ending, Finished) and ending.usage is not None:
             self._parts.prompts.compare(exchange, ending.usage)
         match ending:

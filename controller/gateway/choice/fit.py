@@ -80,12 +80,8 @@ def plan_fit(endpoint: EndpointView, demand: Demand, hold: Hold = NOTHING_HELD) 
     return _limited(fit, limit) if limit is not fit.limited_by else fit
 
 
-def plan_case(endpoint: EndpointView, demand: Demand) -> PrefillCase:
-    """Return the demand as the endpoint's node would put it to its arbiter."""
-    return _case(_asked(endpoint, demand))
-
-
 def _asked(endpoint: EndpointView, demand: Demand) -> _Asked:
+    """Return the demand as the endpoint's node would put it to its arbiter."""
     room = endpoint.room
     output = demand.output_tokens
     if room is not None and not demand.capped:

@@ -78,12 +78,14 @@ class Inbound:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def until_client_leaves(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Return what the work returns, unless the client leaves before.
+    async def until_client_leaves(
+        self, work: Coroutine[Any, Any, _Result], has_all: Callable[[], bool]
+    ) -> _Result:
+        """Return what the work returns, unless the client leaves before it `has_all` of its answer.
 
         Raises: ClientLeftError, with the work already cancelled.
         """
-        watch = _LeaveWatch(self.receive)
+        watch = _LeaveWatch(self.receive, has_all)
         try:
             return await work
         except asyncio.CancelledError:
@@ -95,12 +97,13 @@ class Inbound:
 
 
 class _LeaveWatch:
-    """Cancels the task that made it once the client has left."""
+    """Cancels the task that made it once the client has left without its whole answer."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, has_all: Callable[[], bool]) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - requests are tasks
-        self._receive, self._task, self._cancelling = receive, task, task.cancelling()
+        self._receive, self._has_all = receive, has_all
+        self._task, self._cancelling = task, task.cancelling()
         self._left = False
         self._watcher: asyncio.Task[None] | None = None
         # Most refusals and short answers are over by then, and spare themselves the task.
@@ -122,8 +125,11 @@ class _LeaveWatch:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._left = True
-        self._task.cancel()
+        # The server says the same of a client that stays and has its answer: what is left to do,
+        # such as reading the end of the node's stream, is not for the client.
+        if not self._has_all():
+            self._left = True
+            self._task.cancel()
 
 
 def find_header(headers: Iterable[RawHeader], name: bytes) -> bytes | None:

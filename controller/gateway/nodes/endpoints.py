@@ -27,10 +27,9 @@ class EndpointView:
 
     `tokens_fit_ever` and `ceiling_bytes` say what the node gives on its best day; 0 is unknown.
     `wakes` means that its engine was unloaded to make room, or is coming back: a request may
-    wait there, about `load_seconds` (0 is unknown). `prompt_tokens_left` are of
-    all its requests, None where the agent does not tell; the prefill rate was measured at a depth
-    of `prefill_context_tokens`. With `room` and `shape` its node's verdict can
-    be computed; None is an agent that does not tell, or has yet to.
+    wait there, about `load_seconds` (0 is unknown). `prompt_tokens_left` are of all its requests;
+    the prefill rate was measured at a depth of `prefill_context_tokens`. With `room` and `shape`
+    its node's verdict can be computed. None is an agent that does not tell, or has yet to.
     """
 
     key: EndpointKey

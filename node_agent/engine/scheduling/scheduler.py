@@ -146,9 +146,10 @@ class Scheduler:
         for freed in reversed(self._sharing.free()):
             self._waiting.put_back(freed)
         self._admit()
-        started_seconds = self._clock()
+        started_seconds, drafted_tokens = self._clock(), self._runner.draft_tally.drafted_tokens
         tokens = self._runner.decode(self._gatekeeper.has_room)
-        if tokens:
+        # A pass over drafts says nothing of what one token for each row takes.
+        if tokens and self._runner.draft_tally.drafted_tokens == drafted_tokens:
             self._line.note_decode(self._clock() - started_seconds)
         for token in tokens:
             events.extend(self._note_token(token))

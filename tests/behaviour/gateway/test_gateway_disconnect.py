@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway_host import Host, gateway_host, until
-from tests.support.scripted_agent import Call, ScriptedAgent, event, load
+from tests.support.scripted_agent import DONE, USAGE, Call, ScriptedAgent, event, load
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -79,6 +79,28 @@ async def test_leaving_closes_the_upstream_connection(
         attempts = "mlxfleet_gateway_upstream_attempts_total"
         assert host.metric(attempts, node="mini", outcome="cancelled") == 1
         assert len(agent.calls) == 1
+
+
+async def test_a_client_that_has_its_whole_answer_has_not_left_early() -> None:
+    async def end_late(call: Call) -> None:
+        await call.head()
+        await call.chunk(event("a") + event("", usage=USAGE) + DONE)
+        # The stream's last chunk does not come: the server is told of the client meanwhile.
+        await call.wait_left()
+
+    agent = ScriptedAgent("mini", load("m-1"))
+    agent.default = end_late
+    async with gateway_host(agent) as host:
+        reader, writer = await send_request(host, stream=True)
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+            writer.close()
+            await agent.calls[0].left.wait()
+        await host.until_idle()
+        ok = {"model": "m", "outcome": "ok"}
+        assert host.metric("mlxfleet_gateway_requests_total", **ok) == 1
+        attempts = "mlxfleet_gateway_upstream_attempts_total"
+        assert host.metric(attempts, node="mini", outcome="ok") == 1
 
 
 async def test_leaving_while_the_body_is_sent_counts_as_cancelled() -> None:

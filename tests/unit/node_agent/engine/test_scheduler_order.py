@@ -27,6 +27,8 @@ class TimedRunner(CountingRunner):
     """Moves a clock of its own by what chunks and decode steps take."""
 
     decode_seconds: float = 0.02
+    # What a pass takes besides that goes over drafts; each does, unless this is 0.
+    draft_seconds: float = 0.0
     seconds: float = 0.0
     fed_by_step: list[int] = field(default_factory=list)
 
@@ -35,7 +37,8 @@ class TimedRunner(CountingRunner):
         return super().feed(uid, chunk_tokens)
 
     def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:
-        self.seconds += self.decode_seconds if self.joined else 0.0
+        self.seconds += self.decode_seconds + self.draft_seconds if self.joined else 0.0
+        self.draft_tally.drafted_tokens += self.draft_seconds > 0
         return super().decode(has_room)
 
 
@@ -89,6 +92,15 @@ def test_a_running_row_waits_no_longer_than_the_time_for_feeding(token_seconds):
     widest = max(FEED_SECONDS * LAST_STRETCH, MIN_CHUNK_TOKENS * token_seconds)
     slowest = widest + 2 * engine.runner.decode_seconds
     assert 0 < engine.worst_gap("running") <= slowest
+
+
+def test_passes_over_drafts_do_not_widen_the_chunks_beside_them():
+    plain, drafting = (with_running(token_seconds=0.01, draft_seconds=one) for one in (0.0, 0.5))
+    for engine in (plain, drafting):
+        engine.runner.draft_seconds = 0.0
+        engine.submit(row("long", 4000))
+        engine.step(20)
+    assert drafting.runner.chunks == plain.runner.chunks
 
 
 def test_prompts_that_come_together_share_the_time_of_one_step():
