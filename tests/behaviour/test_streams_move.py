@@ -26,6 +26,8 @@ from tests.support.tiny_models import tiny_model
 pytestmark = pytest.mark.processes
 
 STREAMS = 50
+LONG = 600
+"""Tokens of answers that must not end before what is done to their node is done."""
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +116,25 @@ async def under_way(fleet: Fleet, crowd: Crowd, count: int) -> str:
     return max(fleet.agents, key=lambda name: len(on(crowd, name)))
 
 
+def processes(fleet: Fleet, model: str) -> dict[str, psutil.Process]:
+    """Return a model's engine of each node.
+
+    Looked up before the streams begin: tiny models end an answer while one asks for its engine.
+    """
+    return {
+        engine["spec"]["node"]: psutil.Process(engine["status"]["pid"])
+        for engine in fleet.engines(model)
+    }
+
+
 async def test_streams_survive_the_kill_of_their_engine(
     fleet: Fleet, session: aiohttp.ClientSession
 ) -> None:
-    asked = bodies(6, 300)
+    asked = bodies(6, LONG)
     right = await undisturbed(fleet, session, asked)
-    crowd, before = Crowd(session, fleet.url), cuts(fleet)
+    engines, crowd, before = processes(fleet, "m"), Crowd(session, fleet.url), cuts(fleet)
     crowd.start(asked)
-    victim = await under_way(fleet, crowd, 2)
-    for engine in fleet.engines("m"):
-        if engine["spec"]["node"] == victim:
-            psutil.Process(engine["status"]["pid"]).kill()
+    engines[await under_way(fleet, crowd, 2)].kill()
     assert [one.told_once() for one in await crowd.ended()] == right
     assert cuts(fleet) > before
     all_open(fleet)
@@ -136,15 +146,12 @@ async def test_thinking_goes_on_as_thinking_where_its_node_dies(
     """B16: a template that opens the thinking, and a stream that moves in the middle of it."""
     fleet.serve("thinker", thinking_model(tmp_path), replicas=2)
     all_open(fleet, "thinker")
-    asked = [{**body, "model": "thinker"} for body in bodies(6, 300)]
+    asked = [{**body, "model": "thinker"} for body in bodies(6, LONG)]
     right = await undisturbed(fleet, session, asked)
     assert all(thoughts[0] for _, thoughts, *_ in right)
-    crowd, before = Crowd(session, fleet.url), cuts(fleet)
+    engines, crowd, before = processes(fleet, "thinker"), Crowd(session, fleet.url), cuts(fleet)
     crowd.start(asked)
-    victim = await under_way(fleet, crowd, 2)
-    for engine in fleet.engines("thinker"):
-        if engine["spec"]["node"] == victim:
-            psutil.Process(engine["status"]["pid"]).kill()
+    engines[await under_way(fleet, crowd, 2)].kill()
     assert [one.told_once() for one in await crowd.ended()] == right
     assert cuts(fleet) > before
     fleet.delete_model("thinker")
@@ -154,7 +161,7 @@ async def test_streams_leave_a_node_that_hangs(
     fleet: Fleet, session: aiohttp.ClientSession
 ) -> None:
     """B61: the sockets stay open, so only the silence tells."""
-    asked = bodies(6, 300)
+    asked = bodies(6, LONG)
     right = await undisturbed(fleet, session, asked)
     crowd, before = Crowd(session, fleet.url), cuts(fleet)
     crowd.start(asked)
@@ -196,7 +203,7 @@ async def test_a_rolling_restart_under_load_loses_no_request(
     load = [asyncio.create_task(stream_on(one)) for one in range(2)]
     load.append(asyncio.create_task(ask_on(0)))
     before, long = cuts(fleet), Crowd(session, fleet.url)
-    long.start(bodies(4, 600))
+    long.start(bodies(4, LONG))
     hurried = await under_way(fleet, long, 1)
     for name in sorted(fleet.agents, key=lambda one: one != hurried):
         agent = fleet.agents[name]
