@@ -21,6 +21,7 @@ from mlx_lm.utils import load_model
 from manifests.sizing.estimate import ModelShape
 from node_agent.engine.batching.batch import BatchRunner
 from node_agent.engine.batching.drafts import DraftBook
+from node_agent.engine.batching.lanes import Lanes, find_lanes
 from node_agent.engine.batching.serial import SerialRunner
 from node_agent.engine.messages import Generate, Load, Loaded, SamplingParams
 from node_agent.engine.prefix.kv_codec import KvCodec, RestoreError, describe_layers
@@ -101,7 +102,7 @@ def load(
     vocab_size = _find_vocab_size(model, config)
     book = DraftBook() if command.drafts else DraftBook(most_tokens=0)
     sizes = (chunk_tokens, command.max_running)
-    runner = _choose_runner(model, vocab_size, memory, sizes, book)
+    runner = _choose_runner(find_lanes(model), vocab_size, memory, sizes, book)
     prefixes, fault = None, ""
     if store is not None:
         try:
@@ -175,11 +176,11 @@ def _can_merge(cache: object) -> bool:
 
 
 def _choose_runner(
-    model: nn.Module, vocab_size: int, memory: Memory, sizes: tuple[int, int], book: DraftBook
+    lanes: Lanes, vocab_size: int, memory: Memory, sizes: tuple[int, int], book: DraftBook
 ) -> BatchRunner | SerialRunner:
     chunk_tokens, max_running = sizes
-    if all(_can_merge(cache) for cache in make_prompt_cache(model)):
-        batch = BatchRunner(model, chunk_tokens, max_running, book)
+    if all(_can_merge(cache) for cache in make_prompt_cache(lanes.model)):
+        batch = BatchRunner(lanes, chunk_tokens, max_running, book)
         try:
             _warm_up(batch, vocab_size, memory)
         except (ValueError, TypeError, AttributeError, NotImplementedError):
@@ -187,7 +188,7 @@ def _choose_runner(
             traceback.print_exc()
         else:
             return batch
-    serial = SerialRunner(model, chunk_tokens)
+    serial = SerialRunner(lanes, chunk_tokens)
     _warm_up(serial, vocab_size, memory)
     return serial
 

@@ -25,6 +25,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load_model
 
 from node_agent.engine.batching.decode_group import DecodeGroup
+from node_agent.engine.batching.lanes import Lanes, find_lanes
 from node_agent.engine.batching.prefill import RowPrefill
 from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.meter import MemoryMeter
@@ -37,17 +38,19 @@ def main(arguments: list[str]) -> None:
     """Load the model, then measure every case on standard input."""
     model, _ = load_model(Path(arguments[0]))
     mx.eval(model.parameters())
-    Run(model, {"prompt_tokens": 9, "chunk_tokens": 4, "rows": 1, "max_tokens": 2}).measure()
+    lanes = find_lanes(model)
+    Run(lanes, {"prompt_tokens": 9, "chunk_tokens": 4, "rows": 1, "max_tokens": 2}).measure()
     for line in sys.stdin:
         case = json.loads(line)
-        print(json.dumps(case | Run(model, case).measure()), flush=True)
+        print(json.dumps(case | Run(lanes, case).measure()), flush=True)
 
 
 class Run:
     """One case. Units: tokens in, bytes out."""
 
-    def __init__(self, model: Any, case: dict[str, int]) -> None:
-        self._model, self._case = model, {"cached_tokens": 0} | case
+    def __init__(self, lanes: Lanes, case: dict[str, int]) -> None:
+        self._lanes, self._model = lanes, lanes.model
+        self._case = {"cached_tokens": 0} | case
         self._meter = MemoryMeter()
         self._peaks: list[int] = []
         self._chunks: list[tuple[int, int, int]] = []
@@ -80,11 +83,11 @@ class Run:
 
     def _start(self, row: int, prefix: list[Any]) -> RowPrefill:
         if not prefix:
-            return RowPrefill(self._model, self._prompt(row))
+            return RowPrefill(self._lanes, self._prompt(row))
         cache = restore(make_prompt_cache(self._model), prefix)
         self._note_peak()
         cached_tokens = self._case["cached_tokens"]
-        return RowPrefill(self._model, self._prompt(row), cache=cache, fed_tokens=cached_tokens)
+        return RowPrefill(self._lanes, self._prompt(row), cache=cache, fed_tokens=cached_tokens)
 
     def _save_prefixes(self) -> list[list[Any]]:
         """Compute what is to be restored, and keep it where MLX does not count it."""
@@ -94,7 +97,7 @@ class Run:
         saved = []
         for row in range(rows):
             prefix = self._prompt(row)[: cached_tokens + 1]
-            prefill = RowPrefill(self._model, prefix)
+            prefill = RowPrefill(self._lanes, prefix)
             while chunk_tokens := prefill.next_chunk_tokens(BLOCK_TOKENS):
                 prefill.feed(row, chunk_tokens)
             saved.append([save(layer) for layer in prefill.cache])

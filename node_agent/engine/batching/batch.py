@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlx import nn
 
 from node_agent.engine.batching.decode_group import DecodeGroup, plan_join
 from node_agent.engine.batching.drafts import DraftBook
 from node_agent.engine.batching.grouping import choose_group
+from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import Lockstep, RowPrefill, lockstep_bytes
 from node_agent.engine.batching.row_batch import Newcomer
@@ -27,9 +27,9 @@ class BatchRunner:
     """Continuous batching over one model."""
 
     def __init__(
-        self, model: nn.Module, chunk_tokens: int, max_running: int, book: DraftBook
+        self, lanes: Lanes, chunk_tokens: int, max_running: int, book: DraftBook
     ) -> None:
-        self._model = model
+        self._lanes = lanes
         # The most prompt tokens of one row that a pass feeds, and the most rows there may be.
         self.chunk_tokens = chunk_tokens
         self.max_rows = max_running
@@ -50,7 +50,7 @@ class BatchRunner:
         prefix = None
         if self.prefixes is not None:
             prefix = self._kept[uid] = self.prefixes.row(command)
-        self._feeding[uid] = RowPrefill(self._model, command.prompt, prefix=prefix)
+        self._feeding[uid] = RowPrefill(self._lanes, command.prompt, prefix=prefix)
         return uid
 
     def remove(self, uid: int, *, keep: bool = False) -> None:
@@ -85,7 +85,7 @@ class BatchRunner:
         lockstep = self._feeding[uids[0]].lockstep
         if lockstep is None or lockstep.uids != tuple(uids):
             self.part()
-            lockstep = Lockstep(self._model, rows)
+            lockstep = Lockstep(self._lanes, rows)
         return lockstep.feed(chunk_tokens)
 
     def part(self) -> None:
@@ -118,7 +118,7 @@ class BatchRunner:
             logits=logits,
         )
         if group is None:
-            group = DecodeGroup(self._model, newcomer, cache, self._book)
+            group = DecodeGroup(self._lanes.model, newcomer, cache, self._book)
             self._groups.append(group)
         else:
             group.add(newcomer, cache)

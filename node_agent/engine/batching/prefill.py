@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from node_agent.engine.batching.chunking import cut_chunk, takes_last
+from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.batching.row_stack import can_stack, stack, unstack, view, widest_layer_bytes
 from node_agent.engine.prefix.prefix_cache import RowPrefix
 from node_agent.engine.rows import PrefillStep, RestoreStep
@@ -26,7 +26,7 @@ class RowPrefill:
 
     def __init__(
         self,
-        model: nn.Module,
+        lanes: Lanes,
         prompt: Sequence[int],
         *,
         cache: list[Any] | None = None,
@@ -37,9 +37,9 @@ class RowPrefill:
 
         `prefix` may restore more, and stores what is fed.
         """
-        self._model = model
+        self._lanes = lanes
         self._prompt = prompt
-        self._cache = make_prompt_cache(model) if cache is None else cache
+        self._cache = make_prompt_cache(lanes.model) if cache is None else cache
         self._fed_tokens = fed_tokens
         self._prefix = prefix
         self._logits: mx.array | None = None
@@ -96,13 +96,9 @@ class RowPrefill:
         """Run the next tokens through the model and evaluate the cache."""
         started_seconds = time.perf_counter()
         end = self._fed_tokens + chunk_tokens
-        chunk = list(self._prompt[self._fed_tokens : end])
-        cache = self.cache
-        logits = self._model(mx.array([chunk]), cache=cache)
-        if end == len(self._prompt):
-            self._logits = logits[:, -1:, :]
-        # Unless they are wanted, logits are never computed.
-        mx.eval([layer.state for layer in cache], self._logits)
+        chunk = [self._prompt[self._fed_tokens : end]]
+        cache, said = self.cache, end == len(self._prompt)
+        self._logits = self._lanes.feed(chunk, cache, said=said)
         self.note_fed(end, lambda: cache)
         seconds = time.perf_counter() - started_seconds
         return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
@@ -134,9 +130,9 @@ class RowPrefill:
 class Lockstep:
     """Rows that stand at the same token, fed together."""
 
-    def __init__(self, model: nn.Module, rows: dict[int, RowPrefill]) -> None:
+    def __init__(self, lanes: Lanes, rows: dict[int, RowPrefill]) -> None:
         """Take the rows' caches until `end`. Mutates: the rows."""
-        self._model, self._rows = model, rows
+        self._lanes, self._rows = lanes, rows
         self._cache = stack([row.hand_over() for row in rows.values()])
         for row in rows.values():
             row.lockstep = self
@@ -159,8 +155,7 @@ class Lockstep:
         started_seconds = time.perf_counter()
         rows = self._rows.values()
         chunks = [row.prompt[row.fed_tokens : row.fed_tokens + chunk_tokens] for row in rows]
-        self._model(mx.array([list(chunk) for chunk in chunks]), cache=self._cache)
-        mx.eval([layer.state for layer in self._cache])
+        self._lanes.feed(chunks, self._cache, said=False)
         for at, row in enumerate(rows):
             row.note_fed(row.fed_tokens + chunk_tokens, partial(view, self._cache, at))
         seconds = (time.perf_counter() - started_seconds) / len(rows)

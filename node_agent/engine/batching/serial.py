@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
-from mlx import nn
 
+from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import RowPrefill
 from node_agent.engine.batching.sampling import Processor, Sampler, Samplers, processors_for
@@ -35,8 +35,8 @@ class _Row:
 class SerialRunner:
     """One row at a time over one model."""
 
-    def __init__(self, model: nn.Module, chunk_tokens: int) -> None:
-        self._model = model
+    def __init__(self, lanes: Lanes, chunk_tokens: int) -> None:
+        self._lanes = lanes
         self._chunk_tokens = chunk_tokens
         self._samplers = Samplers()
         self._rows: dict[int, _Row] = {}
@@ -62,7 +62,7 @@ class SerialRunner:
         self._rows[uid] = _Row(
             uid=uid,
             command=command,
-            prefill=RowPrefill(self._model, command.prompt, prefix=prefix),
+            prefill=RowPrefill(self._lanes, command.prompt, prefix=prefix),
             prefix=prefix,
             sampler=self._samplers.sampler_for(command.sampling, command.said_tokens),
             processors=processors_for(command.sampling, len(command.prompt) - command.said_tokens),
@@ -123,7 +123,7 @@ class SerialRunner:
         said = row.prefill.take_logits()
         if said is None:
             last = row.output[-1] if row.output else command.prompt[-1]
-            said = self._model(mx.array([[last]]), cache=row.prefill.cache)
+            said = self._lanes.model(mx.array([[last]]), cache=row.prefill.cache)
         logits = said[:, -1, :]
         if row.processors:
             context = mx.array(command.prompt + row.output, dtype=mx.int32)

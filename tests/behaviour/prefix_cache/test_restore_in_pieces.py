@@ -11,6 +11,7 @@ from mlx_lm.utils import load_model
 
 from node_agent.engine.batching.batch import BatchRunner
 from node_agent.engine.batching.drafts import DraftBook
+from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.messages import (
     CacheSettings,
     Event,
@@ -46,7 +47,7 @@ class Parts:
         model = load_model(tiny_model("llama"))[0]
         codec = KvCodec(model, describe_layers(model))
         self.layers = len(codec.layout.layers)
-        runner = BatchRunner(model, 64, 4, DraftBook())
+        runner = BatchRunner(Lanes(model), 64, 4, DraftBook())
         self.prefixes = runner.prefixes = PrefixCache(codec, "model-a", self.store)
         self.scheduler = Scheduler(
             runner, 1000, MemoryMeter(), prefixes=self.prefixes, clock=lambda: self.seconds

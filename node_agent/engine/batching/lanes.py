@@ -1,0 +1,86 @@
+"""How the forward pass of a chunk uses the cores there are.
+
+MLX runs the operations of a stream one at a time, and on a CPU only matrix products use more cores
+than one: while scores become weights, the others idle. So a chunk is cut into as many parts as
+there are cores, each on a stream of its own with one BLAS thread. Layer by layer a part needs of
+the part before it only what that has put into the cache, so they go through the model side by
+side, one layer behind the other at most. It is the same arithmetic as feeding the parts in turn.
+Owns the streams and BLAS's number of threads. Called on the MLX thread.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from threadpoolctl import ThreadpoolController
+
+# Measured with two; more are shown to be right, not to be fast.
+MOST_LANES = 4
+# A part with fewer tokens, over all rows, takes as long as one with as many.
+MIN_PART_TOKENS = 12
+
+
+class Lanes:
+    """A model, and the streams that chunks go through it on; with one, a pass is the model's own."""
+
+    def __init__(
+        self, model: nn.Module, count: int = 1, blas: ThreadpoolController | None = None
+    ) -> None:
+        """Hold `blas` to one thread while several parts are under way."""
+        self.model, self._blas = model, blas
+        device = mx.default_device()
+        self._streams = [mx.new_stream(device) for _ in range(count)] if count > 1 else []
+
+    @property
+    def count(self) -> int:
+        """How many parts of a chunk are fed side by side at most."""
+        return max(1, len(self._streams))
+
+    def feed(
+        self, chunk: Sequence[Sequence[int]], cache: list[Any], *, said: bool
+    ) -> mx.array | None:
+        """Feed the next tokens of each row and evaluate the cache.
+
+        Returns what the last token says, if that is wanted. Shapes: chunk (rows, tokens); returns
+        (rows, 1, vocabulary). Mutates: the cache.
+        """
+        parts = cut_parts(len(chunk), len(chunk[0]), self.count)
+        logits: mx.array | None = None
+        for (start, end), stream in zip(parts, self._streams or [None], strict=False):
+            tokens = [list(row[start:end]) for row in chunk]
+            with nullcontext() if len(parts) == 1 else mx.stream(stream):
+                logits = self.model(mx.array(tokens), cache=cache)[:, -1:, :]
+        logits = logits if said else None
+        with self._one_thread_each(len(parts)):
+            # Unless they are wanted, logits are never computed.
+            mx.eval([layer.state for layer in cache], logits)
+        return logits
+
+    def _one_thread_each(self, parts: int) -> AbstractContextManager[Any]:
+        return nullcontext() if parts == 1 or self._blas is None else self._blas.limit(limits=1)
+
+
+def cut_parts(rows: int, tokens: int, lanes: int) -> list[tuple[int, int]]:
+    """Return where the parts of a chunk begin and end: even, and at most as many as lanes.
+
+    Pure. Units: tokens of each row.
+    """
+    count = max(1, min(lanes, tokens // 2, rows * tokens // MIN_PART_TOKENS))
+    ends = [tokens * part // count for part in range(count + 1)]
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def find_lanes(model: nn.Module) -> Lanes:
+    """Return as many lanes as BLAS has threads, if it is one that several threads may call at once.
+
+    One on a GPU, with any other BLAS, and where there are more cores than was tried.
+    """
+    # NumPy brings an OpenBLAS of its own, of another name, which MLX does not use.
+    blas = ThreadpoolController().select(prefix="libopenblas")
+    threads = [one["num_threads"] for one in blas.info() if one["threading_layer"] == "pthreads"]
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    if not on_cpu or len(threads) != 1 or threads[0] > MOST_LANES:
+        return Lanes(model)
+    return Lanes(model, threads[0], blas)
