@@ -26,9 +26,7 @@ from node_agent.engine.rows import HasRoom, JoinCost, PrefillStep, TokenStep, ne
 class BatchRunner:
     """Continuous batching over one model."""
 
-    def __init__(
-        self, lanes: Lanes, chunk_tokens: int, max_running: int, book: DraftBook
-    ) -> None:
+    def __init__(self, lanes: Lanes, chunk_tokens: int, max_running: int, book: DraftBook) -> None:
         self._lanes = lanes
         # The most prompt tokens of one row that a pass feeds, and the most rows there may be.
         self.chunk_tokens = chunk_tokens

@@ -8,7 +8,7 @@ side, one layer behind the other at most. It is the same arithmetic as feeding t
 Owns the streams and BLAS's number of threads. Called on the MLX thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from threadpoolctl import ThreadpoolController
 MOST_LANES = 4
 # A part with fewer tokens, over all rows, takes as long as one with as many.
 MIN_PART_TOKENS = 12
+_OPENBLAS = "libopenblas"
 
 
 class Lanes:
@@ -48,9 +49,9 @@ class Lanes:
         """
         parts = cut_parts(len(chunk), len(chunk[0]), self.count)
         logits: mx.array | None = None
-        for (start, end), stream in zip(parts, self._streams or [None], strict=False):
+        for lane, (start, end) in enumerate(parts):
             tokens = [list(row[start:end]) for row in chunk]
-            with nullcontext() if len(parts) == 1 else mx.stream(stream):
+            with nullcontext() if len(parts) == 1 else mx.stream(self._streams[lane]):
                 logits = self.model(mx.array(tokens), cache=cache)[:, -1:, :]
         logits = logits if said else None
         with self._one_thread_each(len(parts)):
@@ -72,15 +73,22 @@ def cut_parts(rows: int, tokens: int, lanes: int) -> list[tuple[int, int]]:
     return list(zip(ends, ends[1:], strict=False))
 
 
-def find_lanes(model: nn.Module) -> Lanes:
-    """Return as many lanes as BLAS has threads, if it is one that several threads may call at once.
+def lanes_for(libraries: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many lanes suit these BLAS libraries, as threadpoolctl describes them. Pure.
 
-    One on a GPU, with any other BLAS, and where there are more cores than was tried.
+    One for each thread of an OpenBLAS that several threads may call at once; one with any other,
+    and where there are more threads than was tried. NumPy's own has another name.
     """
-    # NumPy brings an OpenBLAS of its own, of another name, which MLX does not use.
-    blas = ThreadpoolController().select(prefix="libopenblas")
-    threads = [one["num_threads"] for one in blas.info() if one["threading_layer"] == "pthreads"]
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    if not on_cpu or len(threads) != 1 or threads[0] > MOST_LANES:
+    ours = [one for one in libraries if one["prefix"] == _OPENBLAS]
+    if len(ours) != 1 or ours[0]["threading_layer"] != "pthreads":
+        return 1
+    threads = int(ours[0]["num_threads"])
+    return threads if threads <= MOST_LANES else 1
+
+
+def find_lanes(model: nn.Module) -> Lanes:
+    """Return the lanes for this device: on a GPU one pass at a time is best."""
+    if mx.default_device().type == mx.DeviceType.gpu:
         return Lanes(model)
-    return Lanes(model, threads[0], blas)
+    blas = ThreadpoolController().select(prefix=_OPENBLAS)
+    return Lanes(model, lanes_for(blas.info()), blas)
