@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-
 from node_agent.engine.batching.decode_group import DecodeGroup, plan_join
 from node_agent.engine.batching.drafts import DraftBook
 from node_agent.engine.batching.grouping import choose_group

@@ -10,6 +10,7 @@ Owns the streams and BLAS's number of threads. Called on the MLX thread.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ _OPENBLAS = "libopenblas"
 
 
 class Lanes:
-    """A model, and the streams that chunks go through it on; with one, a pass is the model's own."""
+    """A model, and the streams its chunks go on; with one, a pass is the model's own."""
 
     def __init__(
         self, model: nn.Module, count: int = 1, blas: ThreadpoolController | None = None
@@ -70,7 +71,7 @@ def cut_parts(rows: int, tokens: int, lanes: int) -> list[tuple[int, int]]:
     """
     count = max(1, min(lanes, tokens // 2, rows * tokens // MIN_PART_TOKENS))
     ends = [tokens * part // count for part in range(count + 1)]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def lanes_for(libraries: Sequence[Mapping[str, Any]]) -> int:
