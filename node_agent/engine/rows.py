@@ -176,6 +176,10 @@ class RowRunner(Protocol):
         """
         ...
 
+    def compact(self) -> None:
+        """Give back what rows that ended still hold, for others that may follow them."""
+        ...
+
     def part(self) -> None:
         """Give rows that were fed together caches of their own."""
         ...

@@ -85,6 +85,11 @@ class BatchRunner:
             lockstep = Lockstep(self._lanes, rows)
         return lockstep.feed(chunk_tokens)
 
+    def compact(self) -> None:
+        """Give back what rows that ended still hold."""
+        for group in self._groups:
+            group.compact()
+
     def part(self) -> None:
         """Give rows that were fed together caches of their own."""
         for row in self._feeding.values():
@@ -96,7 +101,7 @@ class BatchRunner:
         row, group = self._feeding[uid].cache, self._group_for(uid, apart=apart)
         if group is None:
             return plan_join(None, row, 1)
-        return plan_join(group.cache, row, len(group.uids) + 1)
+        return plan_join(group.cache, row, max(group.places, len(group.uids) + 1))
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Feed a row's last token if it is not fed, and decode it from the next step on."""
@@ -136,7 +141,7 @@ class BatchRunner:
         responses: list[Any] = []
         for group in self._groups:
             ours = group.decode(has_room)
-            self._keep(group, ours)
+            _keep(self._kept, group, ours)
             responses += [*ours, *group.take_first()]
         self._groups = [group for group in self._groups if group.uids]
         return self._read(responses)
@@ -146,19 +151,6 @@ class BatchRunner:
         lengths = [group.lengths_tokens for group in self._groups]
         index = None if apart else choose_group(lengths, len(self._commands[uid].prompt))
         return None if index is None else self._groups[index]
-
-    def _keep(self, group: DecodeGroup, responses: Sequence[Any]) -> None:
-        """Store the prefixes of rows that ended or filled a block."""
-        if not self._kept:
-            return
-        for ended in responses:
-            if ended.finish_reason is not None and (prefix := self._kept.pop(ended.uid, None)):
-                view = partial(getattr, ended, "prompt_cache")
-                prefix.note_decoded(ended.all_tokens, view, finished=True)
-        for uid, held_tokens in zip(group.uids, group.lengths_tokens, strict=True):
-            prefix = self._kept.get(uid)
-            if prefix is not None and prefix.is_due(held_tokens):
-                prefix.note_decoded(group.tokens(uid), partial(group.view, uid), finished=False)
 
     def _read(self, responses: Sequence[Any]) -> tuple[TokenStep, ...]:
         steps = _translate(responses, self._commands)
@@ -185,3 +177,17 @@ def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tu
         )
         for response, top in zip(responses, tops, strict=True)
     )
+
+
+def _keep(kept: dict[int, RowPrefix], group: DecodeGroup, responses: Sequence[Any]) -> None:
+    """Store the prefixes of rows that ended or filled a block. Mutates: ended ones go."""
+    if not kept:
+        return
+    for ended in responses:
+        if ended.finish_reason is not None and (prefix := kept.pop(ended.uid, None)):
+            view = partial(getattr, ended, "prompt_cache")
+            prefix.note_decoded(ended.all_tokens, view, finished=True)
+    for uid, held_tokens in zip(group.uids, group.lengths_tokens, strict=True):
+        due = kept.get(uid)
+        if due is not None and due.is_due(held_tokens):
+            due.note_decoded(group.tokens(uid), partial(group.view, uid), finished=False)

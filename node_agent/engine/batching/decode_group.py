@@ -16,6 +16,7 @@ from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache
 from node_agent.engine.batching.drafts import DraftBook
 from node_agent.engine.batching.lone_row import LoneRow
 from node_agent.engine.batching.row_batch import Newcomer, RowBatch
+from node_agent.engine.batching.seats import can_trim, plain_layers
 from node_agent.engine.rows import HasRoom, JoinCost, never
 
 
@@ -43,12 +44,17 @@ class DecodeGroup:
     @property
     def uids(self) -> list[int]:
         """The rows in it."""
-        return list(self._batch.uids)
+        return [self._batch.uids[at] for at in self._batch.rows]
+
+    @property
+    def places(self) -> int:
+        """How many rows a pass has, those included whose row has ended."""
+        return len(self._batch.uids)
 
     @property
     def lengths_tokens(self) -> list[int]:
         """How many tokens each row holds."""
-        return [len(tokens) for tokens in self._batch.tokens]
+        return [len(self._batch.tokens[at]) for at in self._batch.rows]
 
     @property
     def cache(self) -> list[Any]:
@@ -56,9 +62,11 @@ class DecodeGroup:
         return self._batch.prompt_cache
 
     def add(self, newcomer: Newcomer, cache: list[Any]) -> None:
-        """Take a row in. Mutates: empties `cache`."""
+        """Take a row in, where one has left if that can be. Mutates: empties `cache`."""
         other = self._begin(newcomer, cache)
         self._note(newcomer)
+        if self._batch.seat(other):
+            return
         theirs, other.prompt_cache = other.prompt_cache, []
         for layer in self._batch.prompt_cache:
             layer.extend(theirs.pop(0))
@@ -82,7 +90,11 @@ class DecodeGroup:
         for rows in (self._unfed, self._drawn, self._told):
             rows.discard(uid)
         self._lone.forget(uid)
-        self._batch.filter([at for at, other in enumerate(self._batch.uids) if other != uid])
+        self._batch.drop(self._batch.uids.index(uid))
+
+    def compact(self) -> None:
+        """Give back what rows that ended still hold."""
+        self._batch.compact()
 
     def decode(self, has_room: HasRoom = never) -> list[GenerationBatch.Response]:
         """Decode a token of each row; rows that end leave the batch.
@@ -128,14 +140,6 @@ class DecodeGroup:
         return RowBatch.fed(self._model, newcomer, merged)
 
 
-def can_trim(cache: list[Any]) -> bool:
-    """Return whether every layer can take back any tokens it was fed.
-
-    Windows cannot once they are full, recurrent states never.
-    """
-    return all(type(layer) is BatchKVCache for layer in _layers(cache))
-
-
 def adopt(cache: Any) -> Any:
     """Return one row's cache of one layer as a batch of one.
 
@@ -159,25 +163,19 @@ def plan_join(group: list[Any] | None, row: list[Any], rows: int) -> JoinCost:
     but take no more room than they had.
     """
     added_bytes = widest_bytes = 0
-    for at, theirs in enumerate(_layers(row)):
+    for at, theirs in enumerate(plain_layers(row)):
         own_bytes = theirs.nbytes
         after_bytes = own_bytes
         if group is not None:
-            ours = _layers(group)[at]
+            ours = plain_layers(group)[at]
             after_bytes = ours.nbytes + own_bytes
             longest = max(_buffer_tokens(ours), _buffer_tokens(theirs))
             if longest and _buffer_tokens(theirs):
                 after_bytes = rows * longest * (own_bytes // _buffer_tokens(theirs))
             added_bytes += after_bytes - ours.nbytes - own_bytes
         widest_bytes = max(widest_bytes, after_bytes)
-    return JoinCost(rows=rows, added_bytes=added_bytes, copied_bytes=widest_bytes)
-
-
-def _layers(caches: list[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for cache in caches:
-        flat += _layers(list(cache.caches)) if isinstance(cache, CacheList) else [cache]
-    return flat
+    # A place that a row left may be more than this one takes.
+    return JoinCost(rows=rows, added_bytes=max(0, added_bytes), copied_bytes=widest_bytes)
 
 
 def _buffer_tokens(cache: Any) -> int:

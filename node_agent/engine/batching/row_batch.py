@@ -18,6 +18,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from node_agent.engine.batching.chunking import STEP_TOKENS
 from node_agent.engine.batching.drafts import count_accepted
 from node_agent.engine.batching.sampling import Processor, Sampler
+from node_agent.engine.batching.seats import SeatedBatch
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Newcomer:
         return StopSequences([[token] for token in sorted(self.stop_token_ids)])
 
 
-class RowBatch(GenerationBatch):  # type: ignore[misc]
+class RowBatch(SeatedBatch):
     """Rows decoded together; one step ahead of what they have said."""
 
     @classmethod

@@ -90,6 +90,9 @@ class SerialRunner:
         """Feed the only row."""
         return tuple(self._rows[uid].prefill.feed(uid, chunk_tokens) for uid in uids)
 
+    def compact(self) -> None:
+        """Do nothing: a row that ended holds nothing."""
+
     def part(self) -> None:
         """Do nothing: a row always has a cache of its own."""
 
@@ -112,33 +115,34 @@ class SerialRunner:
 
     def decode(self, has_room: HasRoom = never) -> tuple[TokenStep, ...]:  # noqa: ARG002
         """Decode one token of the row, if it has joined; few of these caches take drafts back."""
-        steps = tuple(self._decode(row) for row in self._rows.values() if row.joined)
+        steps = tuple(_decode(self._lanes, row) for row in self._rows.values() if row.joined)
         for step in steps:
             if step.finish is not None:
                 del self._rows[step.uid]
         return steps
 
-    def _decode(self, row: _Row) -> TokenStep:
-        command = row.command
-        said = row.prefill.take_logits()
-        if said is None:
-            last = row.output[-1] if row.output else command.prompt[-1]
-            said = self._lanes.model(mx.array([[last]]), cache=row.prefill.cache)
-        logits = said[:, -1, :]
-        if row.processors:
-            context = mx.array(command.prompt + row.output, dtype=mx.int32)
-            for process in row.processors:
-                logits = process(context, logits)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        token = cast(int, row.sampler(logprobs).item())
-        row.output.append(token)
-        finish = "length" if len(row.output) >= command.max_tokens else None
-        if token in row.stops:
-            finish = "stop"
-        _keep(row, finished=finish is not None)
-        top = command.sampling.top_logprobs
-        picked = None if top is None else pick_logprobs([(logprobs[0], token, top)])[0]
-        return TokenStep(row.uid, token, finish, picked)
+
+def _decode(lanes: Lanes, row: _Row) -> TokenStep:
+    command = row.command
+    said = row.prefill.take_logits()
+    if said is None:
+        last = row.output[-1] if row.output else command.prompt[-1]
+        said = lanes.model(mx.array([[last]]), cache=row.prefill.cache)
+    logits = said[:, -1, :]
+    if row.processors:
+        context = mx.array(command.prompt + row.output, dtype=mx.int32)
+        for process in row.processors:
+            logits = process(context, logits)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    token = cast(int, row.sampler(logprobs).item())
+    row.output.append(token)
+    finish = "length" if len(row.output) >= command.max_tokens else None
+    if token in row.stops:
+        finish = "stop"
+    _keep(row, finished=finish is not None)
+    top = command.sampling.top_logprobs
+    picked = None if top is None else pick_logprobs([(logprobs[0], token, top)])[0]
+    return TokenStep(row.uid, token, finish, picked)
 
 
 def _keep(row: _Row, *, finished: bool) -> None:

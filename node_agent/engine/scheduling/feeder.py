@@ -92,6 +92,7 @@ class Feeder:
         """Return whether a row's restore may begin now."""
         # Nothing is decoded by it, so it is judged like a join of no rows.
         cost = JoinCost(rows=0, added_bytes=need_bytes)
+        self._make_room(cost)
         decision = self._gatekeeper.judge_join(row.tries, cost, alone=alone)
         if isinstance(decision, Refuse):
             # Fed from the start the prompt takes its memory bit by bit; that may still do.
@@ -108,6 +109,7 @@ class Feeder:
         prompt = self._runner.prompt(row.uid)
         held_tokens = prompt.fed_tokens
         wanted_tokens = prompt.next_chunk_tokens(limit_tokens)
+        self._make_room(Chunks(held_tokens, wanted_tokens, len(row.command.prompt)))
         decision = self._gatekeeper.judge_chunk(
             row.tries,
             held_tokens=held_tokens,
@@ -185,6 +187,7 @@ class Feeder:
     def join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
         """Let a row join those being decoded if the gate lets it."""
         self._part()
+        self._make_room(self._runner.join_cost(row.uid, apart=False))
         cost = self._runner.join_cost(row.uid, apart=False)
         # A batch of its own costs a forward pass each step, but no padding.
         apart = not self._gatekeeper.has_room(cost)
@@ -198,6 +201,12 @@ class Feeder:
         fed.joined.append(row)
         if step.chunk_tokens:
             fed.events.append(_progress(row, step))
+
+    def _make_room(self, wish: JoinCost | Chunks) -> None:
+        """Have rows that ended give back what they hold, where that is in the way."""
+        if not self._gatekeeper.has_room(wish):
+            self._runner.compact()
+            self._memory.clear()
 
     def _keep_room(self, uids: Sequence[int]) -> None:
         """Keep room for taking these rows' common cache apart."""

@@ -31,7 +31,7 @@ GROWTH = 2
 
 # A prompt's last part may be this much wider than fits rather than become two: the second would
 # cost one more pass over all weights, and one more of the steps that the others wait for.
-LAST_STRETCH = 1.25
+LAST_STRETCH = 1.75
 
 
 @dataclass(frozen=True, slots=True)

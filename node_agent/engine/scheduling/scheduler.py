@@ -112,6 +112,7 @@ class Scheduler:
             case Answer():
                 self._line.answer(command)
             case Reclaim():
+                self._runner.compact()
                 self._gatekeeper.reclaim()
 
     def cancel(self, request_id: str) -> list[Event]:
