@@ -103,6 +103,9 @@ class CountingRunner:
         self.passes.append(tuple(self.rows[uid].request_id for uid in uids))
         return tuple(self.feed(uid, chunk_tokens) for uid in uids)
 
+    def compact(self) -> None:
+        pass
+
     def part(self) -> None:
         pass
 

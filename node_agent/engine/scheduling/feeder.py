@@ -206,7 +206,7 @@ class Feeder:
         """Have rows that ended give back what they hold, where that is in the way."""
         if not self._gatekeeper.has_room(wish):
             self._runner.compact()
-            self._memory.clear()
+            self._gatekeeper.reclaim()
 
     def _keep_room(self, uids: Sequence[int]) -> None:
         """Keep room for taking these rows' common cache apart."""

@@ -5,6 +5,7 @@ import pytest
 from node_agent.engine.scheduling.pace import (
     FEED_SECONDS,
     GROWTH,
+    LAST_STRETCH,
     MIN_CHUNK_TOKENS,
     Pace,
     plan_chunk_limit,
@@ -110,7 +111,7 @@ def test_without_time_nothing_fits_but_the_first_chunk_is_never_empty():
 
 
 def test_parts_up_to_a_step_boundary_are_of_equal_width():
-    pace = Pace().fed(0, 100, 0.498)
+    pace = Pace().fed(0, 100, 0.996 * FEED_SECONDS)
     widths, held = [], 0
     while held < 256:
         width = min(plan(pace, held), 256 - held)
@@ -118,29 +119,29 @@ def test_parts_up_to_a_step_boundary_are_of_equal_width():
         held += width
     assert widths == [86, 85, 85]
     # A prompt that ends before the boundary is fed in equal parts, too.
-    assert plan(pace, held_tokens=0, left_tokens=140) == 70
+    assert plan(pace, held_tokens=0, left_tokens=190) == 95
 
 
 def test_a_prompt_that_nearly_fits_is_fed_to_its_end_across_a_step_boundary_too():
-    pace = Pace().fed(0, 100, 0.5)
-    assert plan(pace, held_tokens=200, left_tokens=125) == 125
-    assert plan(pace, held_tokens=200, left_tokens=127) == 100
-    assert plan(pace, limit_tokens=110, left_tokens=125) < 110
+    pace, most = Pace().fed(0, 100, FEED_SECONDS), int(100 * LAST_STRETCH)
+    assert plan(pace, held_tokens=200, left_tokens=most) == most
+    assert plan(pace, held_tokens=200, left_tokens=most + 2) == 100
+    assert plan(pace, limit_tokens=most - 15, left_tokens=most) < most - 15
 
 
 def test_what_a_pass_costs_besides_its_tokens_is_not_multiplied():
-    pace = decoding(0.15)
+    pace = decoding(0.09)
     for _ in range(20):
-        pace = pace.fed(1000, 33, 0.15 + 33 * 0.005)
-    # By the token alone it would be 0.65 s / 9.5 ms = 68.
+        pace = pace.fed(1000, 33, 0.09 + 33 * 0.003)
+    # By the token alone it would be 0.39 s / 5.7 ms = 68.
     assert pace.tokens_in(pace.feed_seconds, 1000) == GROWTH * 33
-    pace = pace.fed(1000, 66, 0.15 + 66 * 0.005)
+    pace = pace.fed(1000, 66, 0.09 + 66 * 0.003)
     assert pace.tokens_in(pace.feed_seconds, 1000) == pytest.approx(100, abs=1)
-    assert pace.whole_in(4.8, 1000) == pytest.approx(66 * 10, abs=1)
+    assert pace.whole_in(2.88, 1000) == pytest.approx(66 * 10, abs=1)
 
 
 def test_a_part_may_be_a_little_wider_than_fits_rather_than_much_narrower():
-    pace = Pace().fed(0, 120, 0.498)
+    pace = Pace().fed(0, 120, 0.996 * FEED_SECONDS)
     assert plan(pace) == 128
     assert plan(pace, left_tokens=130) == 130
 
