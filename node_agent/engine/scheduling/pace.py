@@ -14,7 +14,7 @@ SHORTEST_SECONDS = 1e-6
 
 # How long one step feeds while rows decode. What is left of a second is for the decode step
 # itself and for chunks that turn out slower than those before.
-FEED_SECONDS = 0.3
+FEED_SECONDS = 0.35
 
 # Decode steps differ by what else the machine does, so each moves the average only a little. A
 # chunk moves it more: the next one must be narrower at once. Not by all it was slower, though:
