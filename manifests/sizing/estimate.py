@@ -143,7 +143,9 @@ def estimate_chunk(
             room_tokens = held_tokens + whole_steps(chunk_tokens)
             after = max(after, room_tokens * group.bytes_per_token)
         added += group.layers * max(0, after - before)
-        if after > before or (group.window_tokens and end_tokens > group.window_tokens):
+        turns = group.window_tokens is not None and end_tokens > group.window_tokens
+        # A CPU writes the second half of a chunk while the first may still read what was held.
+        if after > before or turns or not fused:
             copied = max(copied, after)
     scores, activations = passing_bytes(shape, end_tokens, chunk_tokens, fused=fused)
     return added + copied + scores + activations

@@ -103,7 +103,9 @@ def passing_bytes(
 def activation_bytes(shape: ModelShape, tokens: int, chunk_tokens: int, *, fused: bool) -> int:
     """Return what a chunk's own tokens take while they pass through the widest layer."""
     elements = shape.row_elements or 8 * (shape.intermediate_size + shape.hidden_size)
-    widest = (chunk_tokens * elements + tokens * shape.expanded_elements) * shape.dtype_bytes
+    # On a CPU two halves of a chunk are under way, and each expands all that is remembered.
+    expanded = tokens * shape.expanded_elements * (1 if fused else 2)
+    widest = (chunk_tokens * elements + expanded) * shape.dtype_bytes
     return widest + _retained_bytes(shape, chunk_tokens, fused=fused)
 
 

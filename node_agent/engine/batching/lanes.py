@@ -1,8 +1,8 @@
 """How the forward pass of a chunk uses the cores there are.
 
 MLX runs the operations of a stream one at a time, and on a CPU only matrix products use more cores
-than one: while scores become weights, the others idle. So a chunk is cut into as many parts as
-there are cores, each on a stream of its own with one BLAS thread. Layer by layer a part needs of
+than one: while scores become weights, the others idle. So where BLAS has two threads a chunk is
+cut in two, each half on a stream of its own with one of them. Layer by layer a part needs of
 the part before it only what that has put into the cache, so they go through the model side by
 side, one layer behind the other at most. It is the same arithmetic as feeding the parts in turn.
 Owns the streams and BLAS's number of threads. Called on the MLX thread.
@@ -17,8 +17,8 @@ import mlx.core as mx
 from mlx import nn
 from threadpoolctl import ThreadpoolController
 
-# Measured with two; more are shown to be right, not to be fast.
-MOST_LANES = 4
+# Each lane more may hold another copy of a layer's keys and values, and the estimator counts one.
+MOST_LANES = 2
 # A part with fewer tokens, over all rows, takes as long as one with as many.
 MIN_PART_TOKENS = 12
 _OPENBLAS = "libopenblas"

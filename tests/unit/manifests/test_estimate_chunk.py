@@ -54,7 +54,10 @@ def test_the_first_chunk_makes_the_buffers() -> None:
 
 def test_a_chunk_within_the_buffers_room_adds_nothing_that_stays() -> None:
     chunk = estimate_chunk(shape(FULL), held_tokens=64, chunk_tokens=64)
-    assert chunk == transient(128, 64)
+    # On a CPU the widest layer may exist twice all the same.
+    assert chunk == 100 * 256 + transient(128, 64)
+    fused = estimate_chunk(shape(FULL), held_tokens=64, chunk_tokens=64, fused=True)
+    assert fused == with_slack(64 * (ROW_BYTES + 128))
 
 
 def test_a_chunk_that_passes_a_step_adds_room_to_all_layers_and_copies_one() -> None:
@@ -86,7 +89,9 @@ def test_a_recurrent_layer_makes_its_state_once() -> None:
 def test_fused_kernels_spare_the_scores() -> None:
     plain = estimate_chunk(shape(FULL), held_tokens=960, chunk_tokens=64)
     fused = estimate_chunk(shape(FULL), held_tokens=960, chunk_tokens=64, fused=True)
-    assert plain - fused in {with_slack(64 * 1024 * 4 * 2), with_slack(64 * 1024 * 4 * 2) + 1}
+    scores = with_slack(64 * 1024 * 4 * 2)
+    # A CPU may hold a layer twice: it writes half a chunk while the other half reads.
+    assert plain - fused - 100 * 1024 in {scores, scores + 1}
 
 
 def test_a_first_row_takes_one_layers_copy_and_a_token() -> None:

@@ -101,7 +101,7 @@ def test_parts_are_even_follow_each_other_and_are_worth_it(rows, tokens, lanes):
         # Its number of threads is of the calling thread.
         ([("libopenblas", "openmp", 2)], 1),
         # Not tried, and one thread each would leave cores idle.
-        ([("libopenblas", "pthreads", 16)], 1),
+        ([("libopenblas", "pthreads", 4)], 1),
         ([("libmkl_rt", "intel", 2)], 1),
         ([], 1),
     ],
