@@ -113,12 +113,14 @@ def test_where_blocks_may_cut_a_prompt_the_widest_chunk_may_end_anywhere() -> No
         assert estimate_prefill(snapshots, case).scores_bytes == 2048 * 2500 * 9
 
 
-def test_a_latent_cache_is_expanded_for_the_whole_context() -> None:
+@pytest.mark.parametrize(("fused", "halves"), [(False, 2), (True, 1)])
+def test_a_latent_cache_is_expanded_for_the_whole_context(fused: bool, halves: int) -> None:
+    """On a CPU by each half of a chunk."""
     case = PrefillCase(prompt_tokens=1024, chunk_tokens=64)
-    plain = estimate_prefill(shape(LATENT), case)
-    expanded = estimate_prefill(shape(LATENT, expanded_elements=128), case)
+    plain = estimate_prefill(shape(LATENT), case, fused=fused)
+    expanded = estimate_prefill(shape(LATENT, expanded_elements=128), case, fused=fused)
     extra = expanded.activations_bytes - plain.activations_bytes
-    assert extra == pytest.approx(1024 * 128 * 2 * 1.02, abs=1)
+    assert extra == pytest.approx(halves * 1024 * 128 * 2 * 1.02, abs=1)
 
 
 def test_cached_tokens_take_memory_but_no_wide_chunk() -> None:
