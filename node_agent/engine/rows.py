@@ -64,12 +64,14 @@ class JoinCost:
     """What a row's last token takes, when it joins those being decoded. Units: bytes, rows.
 
     `added_bytes` stay: the padding that rows of unequal length need. `copied_bytes` come and
-    go: one layer of the batch exists twice while it is put together anew.
+    go: one layer of the batch exists twice while it is put together anew. `filtered_rows` of the
+    rows have filters or penalties, which work on copies of their logits.
     """
 
     rows: int = 1
     added_bytes: int = 0
     copied_bytes: int = 0
+    filtered_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

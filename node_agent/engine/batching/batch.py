@@ -16,7 +16,7 @@ from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import Lockstep, RowPrefill, lockstep_bytes
 from node_agent.engine.batching.row_batch import Newcomer
-from node_agent.engine.batching.sampling import Samplers, processors_for
+from node_agent.engine.batching.sampling import Samplers, is_filtered, processors_for
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
 from node_agent.engine.rows import HasRoom, JoinCost, PrefillStep, TokenStep, never
@@ -99,9 +99,11 @@ class BatchRunner:
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:
         """Return what it takes to decode a row with the others."""
         row, group = self._feeding[uid].cache, self._group_for(uid, apart=apart)
+        uids = [uid] if group is None else [uid, *group.uids]
+        filtered_rows = sum(is_filtered(self._commands[one].sampling) for one in uids)
         if group is None:
-            return plan_join(None, row, 1)
-        return plan_join(group.cache, row, max(group.places, len(group.uids) + 1))
+            return plan_join(None, row, 1, filtered_rows)
+        return plan_join(group.cache, row, max(group.places, len(uids)), filtered_rows)
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:
         """Feed a row's last token if it is not fed, and decode it from the next step on."""

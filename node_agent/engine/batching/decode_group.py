@@ -156,7 +156,9 @@ def adopt(cache: Any) -> Any:
     return cache.merge([cache])
 
 
-def plan_join(group: list[Any] | None, row: list[Any], rows: int) -> JoinCost:
+def plan_join(
+    group: list[Any] | None, row: list[Any], rows: int, filtered_rows: int = 0
+) -> JoinCost:
     """Return what a row's cache takes as part of a batch of `rows` rows, itself included.
 
     Pure: reads only the sizes of buffers. Layers that do not grow with the context are copied
@@ -175,7 +177,12 @@ def plan_join(group: list[Any] | None, row: list[Any], rows: int) -> JoinCost:
             added_bytes += after_bytes - ours.nbytes - own_bytes
         widest_bytes = max(widest_bytes, after_bytes)
     # A place that a row left may be more than this one takes.
-    return JoinCost(rows=rows, added_bytes=max(0, added_bytes), copied_bytes=widest_bytes)
+    return JoinCost(
+        rows=rows,
+        added_bytes=max(0, added_bytes),
+        copied_bytes=widest_bytes,
+        filtered_rows=filtered_rows,
+    )
 
 
 def _buffer_tokens(cache: Any) -> int:

@@ -107,6 +107,14 @@ class Samplers:
         return self._shared[key]
 
 
+def is_filtered(params: SamplingParams) -> bool:
+    """Return whether a row's logits go through filters, penalties or a bias. Pure."""
+    if processors_for(params, 0):
+        return True
+    drawn = params.temperature >= GREEDY_BELOW_TEMPERATURE
+    return drawn and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
+
+
 def processors_for(params: SamplingParams, prompt_tokens: int) -> list[Processor]:
     """Return the logits processors of a row; empty when it has no penalty and no bias.
 

@@ -13,7 +13,13 @@ import mlx.core as mx
 from node_agent.engine.batching.lanes import Lanes
 from node_agent.engine.batching.logprobs import pick_logprobs
 from node_agent.engine.batching.prefill import RowPrefill
-from node_agent.engine.batching.sampling import Processor, Sampler, Samplers, processors_for
+from node_agent.engine.batching.sampling import (
+    Processor,
+    Sampler,
+    Samplers,
+    is_filtered,
+    processors_for,
+)
 from node_agent.engine.messages import Generate
 from node_agent.engine.prefix.prefix_cache import PrefixCache, RowPrefix
 from node_agent.engine.rows import DraftTally, HasRoom, JoinCost, PrefillStep, TokenStep, never
@@ -98,8 +104,11 @@ class SerialRunner:
 
     def join_cost(self, uid: int, *, apart: bool) -> JoinCost:  # noqa: ARG002 - always apart
         """Return what decoding takes: the widest layer may have to grow."""
-        cache = self._rows[uid].prefill.cache
-        return JoinCost(copied_bytes=max((layer.nbytes for layer in cache), default=0))
+        row = self._rows[uid]
+        copied_bytes = max((layer.nbytes for layer in row.prefill.cache), default=0)
+        return JoinCost(
+            copied_bytes=copied_bytes, filtered_rows=int(is_filtered(row.command.sampling))
+        )
 
     def join(self, uid: int, *, apart: bool) -> PrefillStep:  # noqa: ARG002 - always apart
         """Decode the row from the next step on; its last token is fed there, if it is not yet."""

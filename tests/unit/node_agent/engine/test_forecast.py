@@ -7,6 +7,7 @@ from node_agent.engine.scheduling.forecast import (
     FILTER_PLACES,
     MAX_FACTOR,
     MIN_LEARNED_BYTES,
+    SPARE_PLACES,
     Correction,
     Forecast,
 )
@@ -38,12 +39,18 @@ def test_the_rest_of_a_prompt_costs_at_least_its_next_chunk_and_all_of_its_kv():
 
 def test_joining_costs_padding_one_layer_and_the_logits_of_every_row():
     cost = JoinCost(rows=3, added_bytes=1000, copied_bytes=200)
-    assert FORECAST.join_bytes(cost) == 1200 + 3 * SHAPE.vocab_size * 16
+    assert FORECAST.join_bytes(cost) == 1200 + (3 + SPARE_PLACES) * SHAPE.vocab_size * 16
+
+
+def test_joining_costs_more_for_each_row_with_filters_and_nothing_more_for_others():
+    costs = [FORECAST.join_bytes(JoinCost(rows=3, filtered_rows=rows)) for rows in range(4)]
+    each_bytes = FILTER_PLACES * SHAPE.vocab_size * 16
+    assert costs == [costs[0] + rows * each_bytes for rows in range(4)]
 
 
 def test_verifying_costs_a_chunk_the_logits_of_every_place_and_filters():
     verify_bytes = FORECAST.verify_bytes(300, 8)
-    places = 8 + FILTER_PLACES
+    places = 8 + SPARE_PLACES + FILTER_PLACES
     assert verify_bytes == FORECAST.chunk_bytes(300, 8) + places * SHAPE.vocab_size * 16
     assert verify_bytes < FORECAST.verify_bytes(300, 9)
 
