@@ -53,7 +53,8 @@ class Lanes:
         for lane, (start, end) in enumerate(parts):
             tokens = [list(row[start:end]) for row in chunk]
             with nullcontext() if len(parts) == 1 else mx.stream(self._streams[lane]):
-                logits = self.model(mx.array(tokens), cache=cache)[:, -1:, :]
+                # A copy: a view would hold on to what all the tokens say.
+                logits = mx.contiguous(self.model(mx.array(tokens), cache=cache)[:, -1:, :])
         logits = logits if said else None
         with self._one_thread_each(len(parts)):
             # Unless they are wanted, logits are never computed.
