@@ -1,8 +1,9 @@
 """mlx-lm's batch of decoding rows, with what it does not do itself.
 
-Owns the reach into GenerationBatch: a row that starts with its last token fed or unfed, what is
-drawn already, a row's cache shown without copying it, and one pass over several tokens of a row
-that is alone. Called by `decode_group.py` on the MLX thread.
+Owns the reach into GenerationBatch, but for the places that rows leave (`seats.py`): a row that
+starts with its last token fed or unfed, what is drawn already, a row's cache shown without copying
+it, and one pass over several tokens of a row that is alone. Called by `decode_group.py` on the MLX
+thread.
 """
 
 from collections.abc import Container, Sequence

@@ -149,8 +149,10 @@ def _write(layer: BatchKVCache, row: BatchKVCache, at: int) -> None:
         _move(layer, more_tokens)
     end = layer.size()
     start = end - held_tokens
-    layer.keys[at : at + 1, :, start:end] = row.keys[..., :held_tokens, :]
-    layer.values[at : at + 1, :, start:end] = row.values[..., :held_tokens, :]
+    for ours, theirs in ((layer.keys, row.keys), (layer.values, row.values)):
+        ours[at : at + 1, :, start:end] = theirs[..., :held_tokens, :]
+        # What was there is masked, but a NaN spoils a sum even then.
+        ours[at : at + 1, :, :start] = 0
     layer.offset[at : at + 1] = row.offset
     layer.left_padding[at : at + 1] = row.left_padding + start
     mx.eval(layer.state)

@@ -105,6 +105,17 @@ def test_a_row_takes_the_place_of_one_that_ended(name, length):
     assert [batch.said[uid] for uid in (1, 2)] == [alone(name, 45, 60), alone(name, 30, 60)]
 
 
+def test_a_row_hears_nothing_of_the_one_before_it():
+    """Of its NaN either: masked, they would still spoil a sum."""
+    batch = three_rows("llama")
+    for layer in batch.group.cache:
+        layer.values[0:1] = mx.nan
+    batch.add(20, 12)
+    said = batch.finish()
+    assert said[3] == alone("llama", 20, 12)
+    assert said[1] == alone("llama", 45, 60)
+
+
 def test_a_place_that_nobody_takes_is_given_back_after_a_few_steps():
     batch = three_rows("llama")
     held_bytes = sum(layer.nbytes for layer in batch.group.cache)
