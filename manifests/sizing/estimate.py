@@ -18,6 +18,7 @@ from manifests.sizing.layer_bytes import (
     CACHE_STEP_TOKENS,
     FLOAT_BYTES,
     LOGITS_COPIES,
+    MOST_WITH_LAST_TOKENS,
     copied_bytes,
     decode_bytes,
     is_unbounded,
@@ -32,6 +33,7 @@ __all__ = [
     "ENGINE_BASE_BYTES",
     "FLOAT_BYTES",
     "LOGITS_COPIES",
+    "MOST_WITH_LAST_TOKENS",
     "EngineEstimate",
     "LayerGroup",
     "LayerKind",
@@ -250,11 +252,12 @@ def _parts(shape: ModelShape, case: PrefillCase, *, fused: bool) -> _Parts:
     scores_bytes = activations_bytes = growth_bytes = feeding_bytes = 0
     # Buffers of a prefix that ends within a step stay as far off whole steps.
     slack_tokens = CACHE_STEP_TOKENS - 1 if case.cached_tokens % CACHE_STEP_TOKENS else 0
-    for tokens, width in _widest_chunks(shape, case):
+    for tokens, width, logits_bytes in _widest_chunks(shape, case):
         kv_bytes = estimate_kv_bytes(shape, tokens + slack_tokens, chunk_tokens=width)
         copied = copied_bytes(shape, tokens + slack_tokens, width)
         scores, activations = passing_bytes(shape, tokens, width, fused=fused)
         others_bytes = (rows - 1) * max(kv_bytes, end_kv_bytes)
+        activations += logits_bytes
         chunk_bytes = others_bytes + kv_bytes + copied + scores + activations
         if chunk_bytes > feeding_bytes:
             feeding_bytes = chunk_bytes
@@ -268,24 +271,27 @@ def _parts(shape: ModelShape, case: PrefillCase, *, fused: bool) -> _Parts:
     )
 
 
-def _widest_chunks(shape: ModelShape, case: PrefillCase) -> tuple[tuple[int, int], ...]:
-    """Return the chunks that may take most, each as the tokens it ends after and its width.
+def _widest_chunks(shape: ModelShape, case: PrefillCase) -> tuple[tuple[int, int, int], ...]:
+    """Return the chunks that may take most: tokens each ends after, its width, bytes of its logits.
 
     The engine feeds equal chunks and then the rest. A cache with snapshots also ends chunks at
-    its blocks, so there, and where widths are no whole part of a step, any cut is possible.
+    its blocks, so there, and where widths are no whole part of a step, any cut is possible. A
+    short last chunk, into which the rest of any prompt may be cut, has the logits of its tokens.
     """
     width = case.chunk_tokens
     last_tokens = max(1, case.prompt_tokens)
     feed_tokens = max(1, last_tokens - case.cached_tokens)
+    said_tokens = min(width, feed_tokens, MOST_WITH_LAST_TOKENS)
+    said = (last_tokens, said_tokens, said_tokens * shape.vocab_size * FLOAT_BYTES)
     if feed_tokens <= width:
-        return ((last_tokens, feed_tokens),)
+        return ((last_tokens, feed_tokens, 0), said)
     aligned = width % CACHE_STEP_TOKENS == 0 or CACHE_STEP_TOKENS % width == 0
     sliceable = width <= CACHE_STEP_TOKENS or not any(
         group.kind is LayerKind.SLIDING or group.kind is LayerKind.RECURRENT
         for group in shape.groups
     )
     if not aligned or not sliceable or case.cached_tokens % CACHE_STEP_TOKENS:
-        return ((last_tokens, width),)
+        return ((last_tokens, width, 0), said)
     rest_tokens = feed_tokens % width
-    full = (last_tokens - rest_tokens, width)
-    return (full, (last_tokens, rest_tokens)) if rest_tokens else (full,)
+    full = (last_tokens - rest_tokens, width, 0)
+    return (full, (last_tokens, rest_tokens, 0), said) if rest_tokens else (full, said)

@@ -21,6 +21,10 @@ FLOAT_BYTES = 4
 # Logits of the last position, in fp32: the model's own, normalised, and sorted to sample.
 LOGITS_COPIES = 4
 
+# A last chunk of at most so many tokens takes the prompt's last one along, whose logits are wanted;
+# the model then computes those of the whole chunk.
+MOST_WITH_LAST_TOKENS = 32
+
 # Frees run beside the computation, so equal chunks measure a percent or two apart; one part in so
 # many is added.
 SLACK_PARTS = 50

@@ -18,16 +18,21 @@ CASES = {
         Case(2048, 512, cached_tokens=1024),
     ],
     "gemma3_text": [Case(1024, 256), Case(1024, 256, rows=2), Case(1024, 256, cached_tokens=768)],
-    "deepseek_v3": [Case(512, 256)],
+    "deepseek_v3": [Case(512, 256), Case(812, 64)],
     "mamba2": [Case(512, 256), Case(600, 128, rows=2)],
+    "qwen3_moe": [Case(812, 64)],
     "qwen3_next": [Case(512, 64), Case(1024, 256, cached_tokens=512)],
 }
+
+# Blocks of recurrent layers grow with the square of a chunk's width, and lanes halve that.
+MOST = {"mamba2": 4.0}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_measured_prompts_stay_within_their_estimates(name: str) -> None:
     for one in compare(tiny_model(name), CASES[name]):
-        assert one.measured_bytes <= one.predicted_bytes <= 2 * one.measured_bytes, one
+        assert one.measured_bytes <= one.predicted_bytes, one
+        assert one.predicted_bytes <= MOST.get(name, 2.0) * one.measured_bytes, one
         large = [chunk for chunk in one.chunks if chunk.measured_bytes >= LEAST_CHUNK_BYTES]
         assert large, one
         for chunk in large:

@@ -16,6 +16,7 @@ from typing import Any
 
 from manifests.sizing.estimate import ModelShape, PrefillCase, estimate_chunk, estimate_prefill
 from manifests.sizing.weights import inspect_directory
+from node_agent.engine.scheduling.forecast import Forecast
 from tests.support.tiny_models import NAMES, ROOT, tiny_model
 
 LEAST, MIDDLE, MOST = 1.0, 1.15, 1.5
@@ -56,6 +57,8 @@ WIDE = (
 LONG = (Case(8192, 512), Case(8192, 2048), Case(8192, 1024, cached_tokens=7936))
 LONG_NAMES = frozenset(("gemma3_text", "llama"))
 SMOLLM2_CASES = (
+    Case(20, 64),
+    Case(280, 64),
     Case(512, 64),
     Case(1024, 256),
     Case(600, 64, rows=3),
@@ -114,6 +117,7 @@ def predict(shape: ModelShape, case: Case, held: int, width: int, measured_bytes
         chunk_tokens=width,
         last_chunk_tokens=min(fed_tokens, case.chunk_tokens),
     )
+    predicted_bytes += Forecast(shape, fused=False).logits_bytes(held, width, case.prompt_tokens)
     return Chunk(held, width, predicted_bytes, measured_bytes)
 
 

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
+from manifests.sizing.estimate import MOST_WITH_LAST_TOKENS
+
 # mlx-lm's caches grow by whole steps of this many tokens, from wherever they stand. Chunks that
 # never cross a step keep the buffers at whole steps, as the estimator counts them.
 STEP_TOKENS = 256
-
-# A last chunk this short takes the prompt's last token along, whose logits are wanted: one forward
-# pass less. In a wider one the logits of all its tokens would cost more than that pass.
-MOST_WITH_LAST_TOKENS = 32
 
 
 # Equal parts are made as few as they can be with none this much wider than fits. Narrower ones
@@ -48,6 +46,8 @@ def takes_last(
 ) -> bool:
     """Return whether a chunk that ends at `last_tokens` takes the token there along.
 
+    Its logits are wanted, and that is one forward pass less; in a wider chunk the logits of all
+    its tokens would cost more than that pass.
     Not across a step boundary, and not where the cache is wanted as it stands before that token.
     """
     short = 0 < chunk_tokens < min(limit_tokens, MOST_WITH_LAST_TOKENS)

@@ -210,3 +210,13 @@ def test_an_engine_needs_weights_one_full_context_and_itself() -> None:
     assert engine.weights_bytes == 7 * MIB
     assert engine.context_bytes == estimate_prefill(shape(FULL), case).peak_bytes
     assert engine.needed_bytes == 7 * MIB + engine.context_bytes + ENGINE_BASE_BYTES
+
+
+def test_a_short_last_chunk_has_the_logits_of_all_its_tokens() -> None:
+    for prompt_tokens, chunk_tokens, said_tokens in ((20, 64, 20), (1000, 64, 32), (1000, 16, 16)):
+        case = PrefillCase(prompt_tokens=prompt_tokens, chunk_tokens=chunk_tokens)
+        small, large = (
+            estimate_prefill(shape(FULL).model_copy(update={"vocab_size": size}), case).peak_bytes
+            for size in (1_000_000, 1_100_000)
+        )
+        assert large - small == said_tokens * 100_000 * 4
