@@ -28,6 +28,16 @@ CASES = {
 MOST = {"mamba2": 4.0}
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_chunks_behind_long_contexts_in_few_layers_stay_within_theirs(name: str) -> None:
+    """One layer is half of what is held; it grows while both halves of a chunk are under way."""
+    wide = tiny_model(name, layers=2, hidden=256, heads=2, context=32_768)
+    for one in compare(wide, [Case(6_000, 256), Case(5_000, 128, cached_tokens=4_096)]):
+        assert one.measured_bytes <= one.predicted_bytes, one
+        for chunk in one.chunks:
+            assert chunk.measured_bytes <= chunk.predicted_bytes, (one.case, chunk)
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_measured_prompts_stay_within_their_estimates(name: str) -> None:
     for one in compare(tiny_model(name), CASES[name]):

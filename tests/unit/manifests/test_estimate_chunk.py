@@ -49,7 +49,7 @@ def with_slack(transient_bytes: int) -> int:
 
 def test_the_first_chunk_makes_the_buffers() -> None:
     chunk = estimate_chunk(shape(FULL), held_tokens=0, chunk_tokens=64)
-    assert chunk == 4 * 100 * 256 + 100 * 256 + transient(64, 64)
+    assert chunk == 4 * 100 * 256 + 2 * 100 * 256 + transient(64, 64)
 
 
 def test_a_chunk_within_the_buffers_room_adds_nothing_that_stays() -> None:
@@ -60,21 +60,26 @@ def test_a_chunk_within_the_buffers_room_adds_nothing_that_stays() -> None:
     assert fused == with_slack(64 * (ROW_BYTES + 128))
 
 
-def test_a_chunk_that_passes_a_step_adds_room_to_all_layers_and_copies_one() -> None:
+def test_a_chunk_that_passes_a_step_adds_room_to_all_layers_and_copies_one_twice() -> None:
     chunk = estimate_chunk(shape(FULL), held_tokens=256, chunk_tokens=64)
-    assert chunk == 4 * 100 * 256 + 100 * 512 + transient(320, 64)
+    assert chunk == 4 * 100 * 256 + 2 * 100 * 512 + transient(320, 64)
+
+
+def test_a_layer_that_grows_is_copied_once_where_chunks_are_not_cut_in_two() -> None:
+    fused = estimate_chunk(shape(FULL), held_tokens=256, chunk_tokens=64, fused=True)
+    assert fused == 4 * 100 * 256 + 100 * 512 + with_slack(64 * (ROW_BYTES + 320))
 
 
 def test_room_is_added_to_what_is_held_where_that_is_no_whole_step() -> None:
     chunk = estimate_chunk(shape(FULL), held_tokens=1000, chunk_tokens=257)
-    assert chunk == 4 * 100 * (1512 - 1024) + 100 * 1512 + transient(1257, 257)
+    assert chunk == 4 * 100 * (1512 - 1024) + 2 * 100 * 1512 + transient(1257, 257)
 
 
 def test_a_full_window_adds_the_chunk_unless_one_as_wide_is_held_already() -> None:
     window = shape(SLIDING)
     copied_and_transient = 100 * (512 + 64) + transient(512 + 64, 64)
     fresh = estimate_chunk(window, held_tokens=4096, chunk_tokens=64)
-    assert fresh == 3 * 100 * 64 + copied_and_transient
+    assert fresh == 3 * 100 * 64 + 100 * (512 + 64) + copied_and_transient
     steady = estimate_chunk(window, held_tokens=4096, chunk_tokens=64, last_chunk_tokens=64)
     assert steady == copied_and_transient
 
