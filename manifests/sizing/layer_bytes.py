@@ -25,9 +25,9 @@ LOGITS_COPIES = 4
 # the model then computes those of the whole chunk.
 MOST_WITH_LAST_TOKENS = 32
 
-# On a CPU a layer that grows may be copied once more: the second half of a chunk writes while the
-# first still reads. Fused kernels mean a GPU, where chunks are not cut in two.
-UNFUSED_GROWTH_COPIES = 2
+# On a CPU each half of a chunk may copy a layer: to make it longer, or to write what is still read.
+# Fused kernels mean a GPU, where chunks are not cut in two.
+UNFUSED_COPIES = 2
 
 # Frees run beside the computation, so equal chunks measure a percent or two apart; one part in so
 # many is added.

@@ -92,7 +92,7 @@ def test_fused_kernels_do_not_help_a_head_size_they_cannot_take(head_dim: int) -
     unfusable = shape(FULL, head_dim=head_dim)
     fused, plain = (estimate_prefill(unfusable, case, fused=one) for one in (True, False))
     assert fused.scores_bytes == plain.scores_bytes
-    # A CPU cuts chunks in two and may copy a layer that grows once more.
+    # A CPU cuts chunks in two and may copy a layer in each half.
     assert plain.peak_bytes - fused.peak_bytes == fused.growth_bytes == 100 * 1024
 
 
