@@ -32,9 +32,10 @@ from node_agent.engine.scheduling.forecast import Forecast
 from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.kvcache.layer_kinds import cache_fingerprint
 
-# Measured on 2 x86 cores with SmolLM2-135M fp32, OpenBLAS, idle: a prompt of 2,800 tokens is fed
-# at 98 tok/s in chunks of 64, 122 in 128, 119 in 192, 113 in 256 and 75 in 2048; one of 512 at
-# 213, 269, 274 and 226. Wider ones lose the unfused score matrix from the processor's cache.
+# Measured on 2 x86 cores with SmolLM2-135M fp32, OpenBLAS, idle: in two lanes a prompt of 2,800
+# tokens is fed at 150 tok/s in chunks of 64, 164 in 128, 160 in 192, 168 in 256 and 177 in 512; one
+# of 512 at 288, 354, 376, 336 and 367. In one lane it is 98, 122, 119, 113 and 75 in 2048: wider
+# ones lose the unfused score matrix from the processor's cache. Narrow ones hear commands sooner.
 CPU_CHUNK_TOKENS = 128
 GPU_CHUNK_TOKENS = 512
 

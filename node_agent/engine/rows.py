@@ -178,8 +178,8 @@ class RowRunner(Protocol):
         """
         ...
 
-    def compact(self) -> None:
-        """Give back what rows that ended still hold, for others that may follow them."""
+    def compact(self) -> bool:
+        """Give back what rows that ended still hold; False when they hold nothing."""
         ...
 
     def part(self) -> None:

@@ -45,7 +45,8 @@ class CountingRunner:
     """Feeds as asked, then gives token 100, 101, ... of each row.
 
     A chunk says that it took `token_seconds` for each of its tokens. Rows walk together when
-    `moved_bytes` is set. One that decodes alone asks for a pass of `draft_width`.
+    `moved_bytes` is set. One that decodes alone asks for a pass of `draft_width`. Rows that ended
+    still hold `vacant_tokens`.
     """
 
     max_rows: int = 4
@@ -67,6 +68,7 @@ class CountingRunner:
     passes: list[tuple[str, ...]] = field(default_factory=list)
     draft_width: int = 0
     drafted: list[bool] = field(default_factory=list)
+    vacant_tokens: int = 0
     draft_tally: DraftTally = field(default_factory=DraftTally)
 
     def insert(self, command: Generate) -> int:
@@ -103,8 +105,9 @@ class CountingRunner:
         self.passes.append(tuple(self.rows[uid].request_id for uid in uids))
         return tuple(self.feed(uid, chunk_tokens) for uid in uids)
 
-    def compact(self) -> None:
-        pass
+    def compact(self) -> bool:
+        vacant, self.vacant_tokens = self.vacant_tokens > 0, 0
+        return vacant
 
     def part(self) -> None:
         pass
@@ -186,7 +189,9 @@ class CountingMemory:
 
     @property
     def active_bytes(self) -> int:
-        return self.extra_bytes + self.kv_bytes * sum(self.runner.fed.values())
+        return self.extra_bytes + self.kv_bytes * (
+            self.runner.vacant_tokens + sum(self.runner.fed.values())
+        )
 
     def read(self) -> MemoryGauges:
         self.highest_bytes = max(self.highest_bytes, self.active_bytes)

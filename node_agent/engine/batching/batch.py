@@ -85,10 +85,10 @@ class BatchRunner:
             lockstep = Lockstep(self._lanes, rows)
         return lockstep.feed(chunk_tokens)
 
-    def compact(self) -> None:
-        """Give back what rows that ended still hold."""
-        for group in self._groups:
-            group.compact()
+    def compact(self) -> bool:
+        """Give back what rows that ended still hold; False when they hold nothing."""
+        given = [group.compact() for group in self._groups]
+        return any(given)
 
     def part(self) -> None:
         """Give rows that were fed together caches of their own."""

@@ -92,9 +92,9 @@ class DecodeGroup:
         self._lone.forget(uid)
         self._batch.drop(self._batch.uids.index(uid))
 
-    def compact(self) -> None:
-        """Give back what rows that ended still hold."""
-        self._batch.compact()
+    def compact(self) -> bool:
+        """Give back what rows that ended still hold; False when they hold nothing."""
+        return self._batch.compact()
 
     def decode(self, has_room: HasRoom = never) -> list[GenerationBatch.Response]:
         """Decode a token of each row; rows that end leave the batch.

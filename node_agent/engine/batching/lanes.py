@@ -79,7 +79,7 @@ def lanes_for(libraries: Sequence[Mapping[str, Any]]) -> int:
     """Return how many lanes suit these BLAS libraries, as threadpoolctl describes them. Pure.
 
     One for each thread of an OpenBLAS that several threads may call at once; one with any other,
-    and where there are more threads than was tried. NumPy's own has another name.
+    and where there are more threads than there may be lanes. NumPy's own has another name.
     """
     ours = [one for one in libraries if one["prefix"] == _OPENBLAS]
     if len(ours) != 1 or ours[0]["threading_layer"] != "pthreads":

@@ -46,10 +46,11 @@ class SeatedBatch(GenerationBatch):  # type: ignore[misc]
 
     def next(self) -> list[GenerationBatch.Response]:
         """Say the next token of each row, and begin the pass for the one after."""
-        self._vacant_steps += 1
-        # Buffers about to grow would grow for nobody.
-        if self._vacant_steps > MOST_VACANT_STEPS or self._is_full():
-            self.compact()
+        if VACANT in self.uids:
+            self._vacant_steps += 1
+            # Buffers about to grow would grow for nobody.
+            if self._vacant_steps > MOST_VACANT_STEPS or self._is_full():
+                self.compact()
         return [one for one in super().next() if one.uid != VACANT]
 
     def filter(self, keep: Sequence[int]) -> None:
@@ -66,12 +67,14 @@ class SeatedBatch(GenerationBatch):  # type: ignore[misc]
         """Take a row out, its place too."""
         super().filter([one for one in self.rows if one != at])
 
-    def compact(self) -> None:
-        """Give vacant places back, layer by layer."""
-        if VACANT in self.uids:
-            super().filter(self.rows)
-            for layer in self.prompt_cache:
-                mx.eval(layer.state)
+    def compact(self) -> bool:
+        """Give vacant places back, layer by layer; False when there are none."""
+        if VACANT not in self.uids:
+            return False
+        super().filter(self.rows)
+        for layer in self.prompt_cache:
+            mx.eval(layer.state)
+        return True
 
     def seat(self, other: "SeatedBatch") -> bool:
         """Let the only row of another batch take a vacant place; False if there is none.
@@ -110,11 +113,9 @@ class SeatedBatch(GenerationBatch):  # type: ignore[misc]
         self._matchers[at] = _NO_STOPS.matcher()
 
     def _is_full(self) -> bool:
-        return any(
-            layer.keys is not None and layer.size() >= layer.keys.shape[2]
-            for layer in plain_layers(self.prompt_cache[:1])
-            if type(layer) is BatchKVCache
-        )
+        """Return whether the next token makes the buffers grow; all layers are alike there."""
+        first = plain_layers(self.prompt_cache)[0]
+        return bool(first.size() >= first.keys.shape[2])
 
     def _padding_tokens(self, kept: Sequence[int]) -> int:
         """Return what all of these rows are padded with, in whole steps of the buffers."""

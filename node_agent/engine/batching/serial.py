@@ -96,8 +96,9 @@ class SerialRunner:
         """Feed the only row."""
         return tuple(self._rows[uid].prefill.feed(uid, chunk_tokens) for uid in uids)
 
-    def compact(self) -> None:
-        """Do nothing: a row that ended holds nothing."""
+    def compact(self) -> bool:
+        """Return False: a row that ended holds nothing."""
+        return False
 
     def part(self) -> None:
         """Do nothing: a row always has a cache of its own."""

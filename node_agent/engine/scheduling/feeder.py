@@ -187,8 +187,9 @@ class Feeder:
     def join(self, row: FedRow, fed: Fed, *, alone: bool) -> None:
         """Let a row join those being decoded if the gate lets it."""
         self._part()
-        self._make_room(self._runner.join_cost(row.uid, apart=False))
         cost = self._runner.join_cost(row.uid, apart=False)
+        if self._make_room(cost):
+            cost = self._runner.join_cost(row.uid, apart=False)
         # A batch of its own costs a forward pass each step, but no padding.
         apart = not self._gatekeeper.has_room(cost)
         if apart:
@@ -202,11 +203,18 @@ class Feeder:
         if step.chunk_tokens:
             fed.events.append(_progress(row, step))
 
-    def _make_room(self, wish: JoinCost | Chunks) -> None:
-        """Have rows that ended give back what they hold, where that is in the way."""
-        if not self._gatekeeper.has_room(wish):
-            self._runner.compact()
-            self._gatekeeper.reclaim()
+    def _make_room(self, wish: JoinCost | Chunks) -> bool:
+        """Have rows that ended give back what they hold, if that may be in the way.
+
+        Returns whether they held anything.
+        """
+        if self._gatekeeper.has_room(wish):
+            return False
+        held_bytes = self._memory.read().active_bytes
+        if not self._runner.compact():
+            return False
+        self._gatekeeper.reclaim(held_bytes - self._memory.read().active_bytes)
+        return True
 
     def _keep_room(self, uids: Sequence[int]) -> None:
         """Keep room for taking these rows' common cache apart."""

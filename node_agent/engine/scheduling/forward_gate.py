@@ -183,10 +183,13 @@ class HighWater:
         """Add the reading at a step's start."""
         self._recent.append(gauges)
 
-    def forget_cache(self) -> None:
-        """The freed buffers are gone for good; what was active still counts."""
+    def forget_cache(self, given_bytes: int = 0) -> None:
+        """The freed buffers are gone for good, and so much of what was active; the rest counts."""
         self._recent = deque(
-            (MemoryGauges(one.active_bytes, 0, one.peak_bytes) for one in self._recent),
+            (
+                MemoryGauges(max(0, one.active_bytes - given_bytes), 0, one.peak_bytes)
+                for one in self._recent
+            ),
             maxlen=WINDOW_STEPS,
         )
 

@@ -140,10 +140,13 @@ class Gatekeeper:
             self.reclaim()
             self.over_budget_bytes = self._note_held()
 
-    def reclaim(self) -> None:
-        """Give freed buffers back to the system. Mutates: MLX's cache."""
+    def reclaim(self, given_bytes: int = 0) -> None:
+        """Give freed buffers back to the system; so much that was active is among them.
+
+        Mutates: MLX's cache.
+        """
         self._memory.clear()
-        self._high_water.forget_cache()
+        self._high_water.forget_cache(given_bytes)
 
     def rest(self) -> None:
         """Nothing runs any more: give freed buffers back and start readings afresh.

@@ -7,31 +7,19 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 
 from node_agent.engine.batching.decode_group import DecodeGroup
 from node_agent.engine.batching.row_batch import Newcomer
 from node_agent.engine.batching.sampling import Samplers
 from node_agent.engine.batching.seats import MOST_VACANT_STEPS
 from node_agent.engine.messages import SamplingParams
-from tests.support.kv_rows import feed
-from tests.support.tiny_models import tiny_model
+from tests.support.cached_engine import prompt
+from tests.support.kv_rows import feed, tiny
 
 # Every layer plain KV, MLA, experts; and windows and states, whose places are not kept.
 PLAIN = ("llama", "qwen3_moe", "deepseek_v3")
 OTHERS = ("gemma3_text", "qwen3_5")
-
-
-@cache
-def tiny(name: str) -> nn.Module:
-    return load_model(tiny_model(name))[0]
-
-
-@cache
-def prompt(length: int) -> tuple[int, ...]:
-    return tuple(10 + (7 * place + 13 * length) % 90 for place in range(length))
 
 
 class Batch:
@@ -45,7 +33,7 @@ class Batch:
 
     def add(self, length: int, max_tokens: int, seed: int = -1) -> int:
         """Take a row in; with a seed it draws, without it is greedy."""
-        uid, tokens = len(self.said), prompt(length)
+        uid, tokens = len(self.said), prompt(length, seed=length)
         sampling = SamplingParams(temperature=0 if seed < 0 else 1, seed=seed)
         sampler = self.samplers.sampler_for(sampling, 0)
         newcomer = Newcomer(uid, tokens, max_tokens, sampler)

@@ -191,6 +191,21 @@ def test_a_requeued_row_keeps_its_deadline():
     assert engine.scheduler.counts.waiting == 0
 
 
+@pytest.mark.parametrize("vacant_tokens", [4 * LONG_TOKENS, 0])
+def test_what_rows_that_ended_still_hold_is_given_back_before_anybody_asks(vacant_tokens):
+    """Readings of the steps before do not hold it against the row either."""
+    engine = Engine(0)
+    engine.scheduler.submit(row("decoding", 4, max_tokens=400))
+    engine.runner.vacant_tokens = vacant_tokens
+    engine.step(5)
+    engine.set_budget(need_bytes() + 100 * FORECAST.shape.groups[0].bytes_per_token)
+    engine.scheduler.submit(row("long", LONG_TOKENS))
+    events = engine.step(40)
+    assert not [event for event in events if isinstance(event, Ask)]
+    assert engine.scheduler.counts.prefilling == 0
+    assert engine.runner.vacant_tokens == 0
+
+
 def test_freed_buffers_are_given_back_before_anybody_asks():
     engine = Engine(need_bytes() + 10)
     engine.memory.cached_bytes = NEVER << 10
