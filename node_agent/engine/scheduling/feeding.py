@@ -4,6 +4,7 @@ Owns whose turn it is, and how long feeding may keep the rows that decode waitin
 array and imports no MLX. The scheduler calls it once each step, after decode.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from node_agent.engine.scheduling.lockstep import (
     Reach,
     choose_walkers,
 )
-from node_agent.engine.scheduling.pace import Pace, plan_chunk_limit
+from node_agent.engine.scheduling.pace import DECODE_SHARE, Pace, plan_chunk_limit
 from node_agent.engine.scheduling.waiting import Beside
 
 # So long a turn waits for blocks from the disk while no row decodes; commands come in between.
@@ -59,6 +60,8 @@ class FeedingLine:
         self._rows: list[FedRow] = []
         self._pace = Pace()
         self._fed_last = False
+        # Until then rows that decode have the engine to themselves.
+        self._rest_until_seconds = -math.inf
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -109,14 +112,17 @@ class FeedingLine:
 
         One row feeds at a time, in turn; what it leaves of the chunk goes to rows that need no
         more than that to be through. While rows decode the chunk is also cut by time, and what
-        does not fit in that waits for the next step. While nobody decodes, rows alike walk
-        together, a chunk each. Without the turn nothing is fed and nobody joins.
+        does not fit in that waits for a later step, after decode has had its share. While nobody
+        decodes, rows alike walk together, a chunk each. Without the turn nothing is fed and
+        nobody joins.
         """
         chunk_tokens = self._runner.chunk_tokens
-        until = self._clock() + self._pace.feed_seconds if decoding_rows else None
+        started_seconds = self._clock()
+        until = started_seconds + self._pace.feed_seconds if decoding_rows else None
         turn = _Turn(chunk_tokens, chunk_tokens, until)
         self._fed_last = False
-        if self._gatekeeper.limits.prefill_turn:
+        resting = until is not None and started_seconds < self._rest_until_seconds
+        if self._gatekeeper.limits.prefill_turn and not resting:
             together = until is None and self._feed_together(turn)
             for row in () if together else _by_priority(self._rows):
                 if turn.begun and until is not None and self._clock() >= until:
@@ -124,6 +130,10 @@ class FeedingLine:
                 alone = decoding_rows + len(turn.fed.joined) + len(self._rows) == 1
                 self._feed_row(row, turn, alone=alone)
         self._fed_last = turn.begun
+        if turn.begun and until is not None:
+            ended_seconds = self._clock()
+            fed_seconds = ended_seconds - started_seconds
+            self._rest_until_seconds = ended_seconds + DECODE_SHARE * fed_seconds
         return turn.fed
 
     def _feed_row(self, row: FedRow, turn: _Turn, *, alone: bool) -> None:

@@ -16,6 +16,11 @@ SHORTEST_SECONDS = 1e-6
 # itself and for chunks that turn out slower than those before.
 FEED_SECONDS = 0.35
 
+# After a step has fed, rows that decode have so large a part of that time to themselves. Their
+# streams run on, and prompts that come together are through one after another: their rows then end
+# one after another too, and the next prompts, one for each end, need not wait for each other.
+DECODE_SHARE = 0.5
+
 # Decode steps differ by what else the machine does, so each moves the average only a little. A
 # chunk moves it more: the next one must be narrower at once. Not by all it was slower, though:
 # on a busy machine the slowest chunk of all would set the width, and narrow chunks cost most.
@@ -35,15 +40,26 @@ LAST_STRETCH = 1.75
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCost:
+    """What a token of a chunk takes besides the pass itself, last measured at such a context.
+
+    That is the middle one of the chunk's.
+    """
+
+    context_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How fast this engine feeds and decodes, as measured so far. Units: seconds, tokens.
 
-    A pass reads all weights, however narrow it is: that much, a decode step tells. `token_seconds`
-    is what each token of a chunk costs besides, by octave of the context: attention makes it
-    dearer the longer the context is, so a short prompt must not speak for a long one.
+    A pass reads all weights, however narrow it is: that much, a decode step tells. What each token
+    of a chunk costs besides is known by octave of the context: attention makes it dearer the
+    longer the context is, so a short prompt must not speak for a long one.
     """
 
-    token_seconds: dict[int, float] = field(default_factory=dict)
+    token_costs: dict[int, TokenCost] = field(default_factory=dict)
     decode_seconds: float = 0.0
     last_chunk_tokens: int = 0
 
@@ -76,11 +92,13 @@ class Pace:
         octave = _octave(held_tokens)
         # Steps of many rows take longer than the weights alone: half is the tokens' at least.
         measured = max(seconds - self.decode_seconds, seconds / 2) / chunk_tokens
-        known = self.token_seconds.get(octave, measured)
-        learned = {octave: _move(known, measured, CHUNK_LEARNING_RATE)}
+        known = self.token_costs.get(octave)
+        before = measured if known is None else known.seconds
+        middle_tokens = held_tokens + chunk_tokens / 2
+        learned = TokenCost(middle_tokens, _move(before, measured, CHUNK_LEARNING_RATE))
         return replace(
             self,
-            token_seconds={**self.token_seconds, **learned},
+            token_costs={**self.token_costs, octave: learned},
             last_chunk_tokens=chunk_tokens,
         )
 
@@ -91,7 +109,7 @@ class Pace:
         """
         if seconds <= 0:
             return 0
-        token_seconds = self._expect(_octave(held_tokens))
+        token_seconds = self._expect(held_tokens)
         if token_seconds is None:
             return MIN_CHUNK_TOKENS
         widest = GROWTH * max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
@@ -102,24 +120,30 @@ class Pace:
 
         0 before anything was measured.
         """
-        token_seconds = self._expect(_octave(held_tokens))
+        token_seconds = self._expect(held_tokens)
         if token_seconds is None:
             return 0
         share_seconds = self.decode_seconds / max(MIN_CHUNK_TOKENS, self.last_chunk_tokens)
         return int(seconds / (token_seconds + share_seconds))
 
-    def _expect(self, octave: int) -> float | None:
+    def _expect(self, held_tokens: int) -> float | None:
         """Return what a token costs at a context, from the nearest one that was measured.
 
         Nothing grows faster than with the context itself, so that bounds longer contexts; and
         a longer context's cost bounds a shorter one's.
         """
-        if not self.token_seconds:
+        if not self.token_costs:
             return None
-        below = max((one for one in self.token_seconds if one <= octave), default=None)
+        octave = _octave(held_tokens)
+        below = max((one for one in self.token_costs if one <= octave), default=None)
         if below is None:
-            return self.token_seconds[min(self.token_seconds)]
-        return float(self.token_seconds[below] * 2 ** (octave - below))
+            return self.token_costs[min(self.token_costs)].seconds
+        known = self.token_costs[below]
+        if below == octave:
+            return known.seconds
+        # Where a chunk ends that is as wide as one may become after the last.
+        end_tokens = held_tokens + GROWTH * self.last_chunk_tokens
+        return known.seconds * end_tokens / max(known.context_tokens, STEP_TOKENS)
 
 
 def plan_chunk_limit(

@@ -83,10 +83,15 @@ def test_a_short_prompt_does_not_speak_for_a_long_context():
     pace = Pace().fed(0, 64, 0.064)
     assert pace.tokens_in(0.05, 500) == 50
     # Not yet measured there: at most as dear as the context is longer.
-    assert pace.tokens_in(0.05, 5000) == 50 // 16
+    assert pace.tokens_in(0.05, 5000) == int(50 * 256 / 5128)
     pace = pace.fed(5000, 64, 0.064 * 2)
     assert pace.tokens_in(0.05, 5100) == 25
     assert pace.tokens_in(0.05, 100) == 50
+
+
+def test_a_chunk_just_past_an_octave_is_hardly_narrower_than_the_one_before_it():
+    pace = Pace().fed(990, 60, 0.06)
+    assert pace.tokens_in(0.05, 1050) == int(50 * 1020 / 1170)
 
 
 def test_a_long_context_bounds_a_shorter_one_that_was_not_measured():

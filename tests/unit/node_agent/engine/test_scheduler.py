@@ -151,7 +151,8 @@ def test_failing_all_answers_running_and_waiting_rows_once():
 
 def test_one_step_decodes_every_row_once_and_feeds_one_chunk_of_one_row():
     runner = CountingRunner(chunk_tokens=8)
-    scheduler = make(runner)
+    # On a clock that stands nothing takes time, so decode is owed none.
+    scheduler = Scheduler(runner, 1000, CountingMemory(runner), clock=lambda: 0.0)
     scheduler.submit(row("decoding", max_tokens=100))
     scheduler.step()
     scheduler.submit(row("long", 41))

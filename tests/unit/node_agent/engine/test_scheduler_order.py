@@ -16,7 +16,12 @@ from node_agent.engine.messages import (
 )
 from node_agent.engine.rows import HasRoom, PrefillStep, TokenStep, never
 from node_agent.engine.scheduling.lockstep import Prefilling
-from node_agent.engine.scheduling.pace import FEED_SECONDS, LAST_STRETCH, MIN_CHUNK_TOKENS
+from node_agent.engine.scheduling.pace import (
+    DECODE_SHARE,
+    FEED_SECONDS,
+    LAST_STRETCH,
+    MIN_CHUNK_TOKENS,
+)
 from node_agent.engine.scheduling.scheduler import Scheduler
 from node_agent.engine.scheduling.waiting import Beside, WaitingLine, can_admit
 from tests.support.counting_runner import CountingMemory, CountingRunner, row
@@ -108,6 +113,53 @@ def test_prompts_that_come_together_share_the_time_of_one_step():
     engine = with_running(token_seconds=0.01)
     engine.submit(*(row(f"short-{number}", 15) for number in range(6)))
     assert engine.worst_gap("running") <= FEED_SECONDS + 0.1
+
+
+@pytest.mark.parametrize("decode_seconds", [0.01, 0.05, 0.15])
+def test_rows_that_decode_have_their_share_of_the_time_and_feeding_all_the_rest(decode_seconds):
+    engine = with_running(token_seconds=0.01, decode_seconds=decode_seconds)
+    engine.submit(row("long", 40_000))
+    engine.step(20)
+    chunks, started_seconds = len(engine.runner.chunks), engine.runner.seconds
+    decoded = sum(isinstance(one, Tokens) for one in engine.step(200)) * decode_seconds
+    fed = engine.runner.seconds - started_seconds - decoded
+    turns = len(engine.runner.chunks) - chunks
+    # A decode step more than the share at most: the one before it is too short by so much.
+    assert DECODE_SHARE * fed <= decoded + decode_seconds
+    assert decoded <= DECODE_SHARE * fed + (turns + 1) * decode_seconds
+
+
+def test_a_row_that_waits_for_its_turn_to_be_fed_does_not_wait_once_nobody_decodes():
+    engine = with_running(token_seconds=0.01)
+    engine.submit(row("long", 4000))
+    engine.step(20)
+    while not engine.scheduler.step():
+        pass
+    engine.scheduler.cancel("running")
+    chunks = len(engine.runner.chunks)
+    engine.step()
+    assert len(engine.runner.chunks) == chunks + 1
+
+
+def test_turns_that_follow_each_other_seldom_wait_for_another_prompt():
+    """Four conversations, each turn after the last one's end, all begun at once."""
+    feeding, reply = 0.3, 24
+    engine = Engine(token_seconds=0.005, decode_seconds=0.1, chunk_tokens=64)
+    waits: list[float] = []
+    asked = dict.fromkeys(("a-0", "b-0", "c-0", "d-0"), 0.0)
+    engine.submit(*(row(name, 61, reply) for name in asked))
+    while engine.scheduler.busy:
+        for event in engine.scheduler.step():
+            if isinstance(event, Tokens) and event.request_id in asked:
+                waits.append(engine.runner.seconds - asked.pop(event.request_id))
+            elif isinstance(event, Finished):
+                name, turn = event.request_id.split("-")
+                if turn != "5":
+                    asked[f"{name}-{int(turn) + 1}"] = engine.runner.seconds
+                    engine.submit(row(f"{name}-{int(turn) + 1}", 61, reply))
+    assert len(waits) == 24
+    # Its own prompt, and the steps of decode before and after it.
+    assert sorted(waits)[12] < feeding + 3 * engine.runner.decode_seconds
 
 
 def test_alone_a_prompt_is_fed_in_whole_chunks():
