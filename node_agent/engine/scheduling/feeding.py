@@ -130,7 +130,7 @@ class FeedingLine:
                 alone = decoding_rows + len(turn.fed.joined) + len(self._rows) == 1
                 self._feed_row(row, turn, alone=alone)
         self._fed_last = turn.begun
-        if turn.begun and until is not None:
+        if turn.begun:
             ended_seconds = self._clock()
             fed_seconds = ended_seconds - started_seconds
             self._rest_until_seconds = ended_seconds + DECODE_SHARE * fed_seconds

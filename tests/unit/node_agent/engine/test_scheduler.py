@@ -21,7 +21,8 @@ from tests.support.counting_runner import CountingMemory, CountingRunner, row
 
 def make(runner: CountingRunner | None = None, vocab_size: int = 1000) -> Scheduler:
     runner = runner or CountingRunner()
-    return Scheduler(runner, vocab_size, CountingMemory(runner))
+    # On a clock that stands nothing takes time, so no row is owed any.
+    return Scheduler(runner, vocab_size, CountingMemory(runner), clock=lambda: 0.0)
 
 
 def drain(scheduler: Scheduler) -> list:
@@ -151,8 +152,7 @@ def test_failing_all_answers_running_and_waiting_rows_once():
 
 def test_one_step_decodes_every_row_once_and_feeds_one_chunk_of_one_row():
     runner = CountingRunner(chunk_tokens=8)
-    # On a clock that stands nothing takes time, so decode is owed none.
-    scheduler = Scheduler(runner, 1000, CountingMemory(runner), clock=lambda: 0.0)
+    scheduler = make(runner)
     scheduler.submit(row("decoding", max_tokens=100))
     scheduler.step()
     scheduler.submit(row("long", 41))

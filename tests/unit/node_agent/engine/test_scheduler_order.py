@@ -129,6 +129,15 @@ def test_rows_that_decode_have_their_share_of_the_time_and_feeding_all_the_rest(
     assert decoded <= DECODE_SHARE * fed + (turns + 1) * decode_seconds
 
 
+def test_a_row_fed_while_nobody_decoded_has_its_share_before_the_next_is_fed():
+    engine = Engine(token_seconds=0.005, decode_seconds=0.02, chunk_tokens=64)
+    engine.submit(row("first", 61, max_tokens=100), row("second", 61))
+    tokens = 0
+    while len(engine.runner.chunks) < 2:
+        tokens += sum(isinstance(one, Tokens) for one in engine.step())
+    assert tokens == pytest.approx(DECODE_SHARE * 60 * 0.005 / 0.02, abs=1)
+
+
 def test_a_row_that_waits_for_its_turn_to_be_fed_does_not_wait_once_nobody_decodes():
     engine = with_running(token_seconds=0.01)
     engine.submit(row("long", 4000))
