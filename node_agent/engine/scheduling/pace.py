@@ -35,8 +35,9 @@ MIN_CHUNK_TOKENS = 8
 GROWTH = 2
 
 # A prompt's last part may be this much wider than fits rather than become two: the second would
-# cost one more pass over all weights, and one more of the steps that the others wait for.
-LAST_STRETCH = 1.75
+# cost one more pass over all weights, and one more of the steps that the others wait for. Less
+# where its own tokens make the context much longer, for each is dearer then.
+LAST_STRETCH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,9 @@ def plan_chunk_limit(
     fitting_tokens = max(MIN_CHUNK_TOKENS, measured_tokens)
     if fitting_tokens >= limit_tokens:
         return limit_tokens
-    if left_tokens <= min(limit_tokens, int(measured_tokens * LAST_STRETCH)):
+    context_tokens = max(held_tokens, STEP_TOKENS)
+    stretch = LAST_STRETCH * context_tokens / (context_tokens + left_tokens)
+    if left_tokens <= min(limit_tokens, int(measured_tokens * stretch)):
         return max(left_tokens, fitting_tokens)
     way_tokens = min(left_tokens, STEP_TOKENS - held_tokens % STEP_TOKENS)
     if way_tokens <= fitting_tokens:

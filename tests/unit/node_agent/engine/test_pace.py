@@ -128,10 +128,12 @@ def test_parts_up_to_a_step_boundary_are_of_equal_width():
 
 
 def test_a_prompt_that_nearly_fits_is_fed_to_its_end_across_a_step_boundary_too():
-    pace, most = Pace().fed(0, 100, FEED_SECONDS), int(100 * LAST_STRETCH)
-    assert plan(pace, held_tokens=200, left_tokens=most) == most
-    assert plan(pace, held_tokens=200, left_tokens=most + 2) == 100
-    assert plan(pace, limit_tokens=most - 15, left_tokens=most) < most - 15
+    # Its own tokens make the context 1.17 times as long, so it is no 2 times as wide as fits.
+    pace, most = Pace().fed(1000, 100, FEED_SECONDS), int(100 * LAST_STRETCH / 1.17)
+    assert plan(pace, held_tokens=1000, left_tokens=most) == most
+    # Up to the boundary, which is nearer than the time allows.
+    assert plan(pace, held_tokens=1000, left_tokens=most + 1) == 100
+    assert plan(pace, limit_tokens=most - 15, held_tokens=1000, left_tokens=most) < most - 15
 
 
 def test_what_a_pass_costs_besides_its_tokens_is_not_multiplied():
