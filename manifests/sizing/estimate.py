@@ -19,11 +19,11 @@ from manifests.sizing.layer_bytes import (
     FLOAT_BYTES,
     LOGITS_COPIES,
     MOST_WITH_LAST_TOKENS,
-    UNFUSED_COPIES,
     copied_bytes,
     decode_bytes,
     is_unbounded,
     layer_bytes,
+    layer_copies,
     passing_bytes,
     whole_steps,
 )
@@ -149,7 +149,7 @@ def estimate_chunk(
         turns = group.window_tokens is not None and end_tokens > group.window_tokens
         # A CPU writes the second half of a chunk while the first may still read what was held.
         if after > before or turns or not fused:
-            copied = max(copied, after * (1 if fused else UNFUSED_COPIES))
+            copied = max(copied, after * layer_copies(fused=fused))
     scores, activations = passing_bytes(shape, end_tokens, chunk_tokens, fused=fused)
     return added + copied + scores + activations
 
@@ -255,9 +255,8 @@ def _parts(shape: ModelShape, case: PrefillCase, *, fused: bool) -> _Parts:
     slack_tokens = CACHE_STEP_TOKENS - 1 if case.cached_tokens % CACHE_STEP_TOKENS else 0
     for tokens, width, logits_bytes in _widest_chunks(shape, case):
         kv_bytes = estimate_kv_bytes(shape, tokens + slack_tokens, chunk_tokens=width)
-        copied = (1 if fused else UNFUSED_COPIES) * copied_bytes(
-            shape, tokens + slack_tokens, width
-        )
+        one_bytes = copied_bytes(shape, tokens + slack_tokens, width)
+        copied = layer_copies(fused=fused) * one_bytes
         scores, activations = passing_bytes(shape, tokens, width, fused=fused)
         others_bytes = (rows - 1) * max(kv_bytes, end_kv_bytes)
         activations += logits_bytes

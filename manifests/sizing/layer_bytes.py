@@ -25,10 +25,6 @@ LOGITS_COPIES = 4
 # the model then computes those of the whole chunk.
 MOST_WITH_LAST_TOKENS = 32
 
-# On a CPU each half of a chunk may copy a layer: to make it longer, or to write what is still read.
-# Fused kernels mean a GPU, where chunks are not cut in two.
-UNFUSED_COPIES = 2
-
 # Frees run beside the computation, so equal chunks measure a percent or two apart; one part in so
 # many is added.
 SLACK_PARTS = 50
@@ -129,6 +125,15 @@ def copied_bytes(shape: ModelShape, tokens: int, chunk_tokens: int) -> int:
         else:
             widest = max(widest, layer_bytes(group, tokens, chunk_tokens))
     return widest
+
+
+def layer_copies(*, fused: bool) -> int:
+    """Return how many copies of a layer exist at once at most while a chunk is fed.
+
+    On a CPU each of its two halves may make one: to make the buffers longer, or to write what the
+    other still reads. Fused kernels mean a GPU, where chunks are not cut in two.
+    """
+    return 1 if fused else 2
 
 
 def decode_bytes(shape: ModelShape, tokens: int) -> int:

@@ -141,11 +141,12 @@ def test_a_row_fed_while_nobody_decoded_has_its_share_before_the_next_is_fed():
 def test_a_row_that_waits_for_its_turn_to_be_fed_does_not_wait_once_nobody_decodes():
     engine = with_running(token_seconds=0.01)
     engine.submit(row("long", 4000))
-    engine.step(20)
-    while not engine.scheduler.step():
-        pass
-    engine.scheduler.cancel("running")
+    while not any(name == "long" for name, _ in engine.runner.chunks):
+        engine.step()
     chunks = len(engine.runner.chunks)
+    engine.step()
+    assert len(engine.runner.chunks) == chunks
+    engine.scheduler.cancel("running")
     engine.step()
     assert len(engine.runner.chunks) == chunks + 1
 
