@@ -108,6 +108,8 @@ def load(
     if store is not None:
         try:
             prefixes = _share_prefixes(model, command.model_fingerprint, store)
+            # Who asks first after a restart is to find what is stored.
+            store.await_disk()
         except (RestoreError, ValueError, TypeError, AttributeError) as error:
             # A kind of layer that nobody knows; the model serves all the same.
             traceback.print_exc()

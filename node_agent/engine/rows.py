@@ -106,8 +106,11 @@ class PromptFeeding(Protocol):
         """How many prompt tokens the row's cache holds."""
         ...
 
-    def restore_bytes(self) -> int:
-        """Return what starting from stored blocks still takes; 0 when there is no need."""
+    def restore_bytes(self) -> int | None:
+        """Return what starting from stored blocks still takes; 0 when there is no need.
+
+        None while it is not known: the row is to be asked again.
+        """
         ...
 
     def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:

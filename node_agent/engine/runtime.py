@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from manifests.errors import Code, Retryable
 from node_agent.engine.faults import classify_fault, explain_fault
-from node_agent.engine.heap import find_trim
+from node_agent.engine.heap import Heap, find_trim
 from node_agent.engine.loading import LoadedModel, load, set_wired_limit
 from node_agent.engine.mailbox import Board, Mailbox, RowCounts, StepGauges
 from node_agent.engine.messages import (
@@ -70,7 +70,7 @@ class Runtime:
         self._scheduler: Scheduler | None = None
         self._store: PrefixStore | None = None
         self._reporter: PrefixReporter | None = None
-        self._give_back = find_trim()
+        self._heap = Heap(find_trim())
         self._steps = 0
         self._wired_bytes = 0
 
@@ -174,15 +174,13 @@ class Runtime:
         self._steps += 1
         self._show(None)
         if self._reporter is not None:
-            told = self._reporter.events()
-            if told:
-                # Blocks came or went within the last second.
-                self._give_back()
-            events += told
+            events += self._reporter.events()
         if events:
             self._emit(events)
-        if worked and not scheduler.busy:
-            self._give_back()
+        if worked:
+            self._heap.note_use()
+        else:
+            self._heap.rest()
         return True
 
     def _hear(self, scheduler: Scheduler, decoded: list[Event]) -> None:
@@ -201,6 +199,8 @@ class Runtime:
             if isinstance(command, Limits):
                 self._wire(command.wired_limit_bytes)
             events += _obey(scheduler, command)
+            if isinstance(command, CacheLimits | Reclaim):
+                self._heap.give_back()
         return events
 
     def _wire(self, wired_bytes: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from node_agent.kvcache.daemon_threads import DaemonThreads
 
-# SHA-256 of one core is slower than an SSD; more threads than this take cores from the model.
+# What one core reads and proves is less than an SSD gives; more threads take cores from the model.
 READER_THREADS = 2
 # So long may a reader take over the block it is at when the engine ends; a disk may hang.
 CLOSE_SECONDS = 5.0

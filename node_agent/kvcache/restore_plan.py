@@ -30,10 +30,14 @@ class BlockUse:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Blocks in order; after them every layer stands at `tokens`. Empty: start from nothing."""
+    """Blocks in order; after them every layer stands at `tokens`. Empty: start from nothing.
+
+    `late` says that the disk's index was slow to answer: it may hold more.
+    """
 
     tokens: int = 0
     blocks: tuple[BlockUse, ...] = ()
+    late: bool = False
 
     def load_bytes(self, tier: Tier) -> int:
         """Return what is read from one tier."""

@@ -92,6 +92,15 @@ class IndexLooks:
             return late
         return off if found is _OFF else found.value
 
+    def find(self, question: Callable[[Session], tuple[Result, ...]]) -> tuple[Result, ...] | None:
+        """Return what is there; None when the index is slow to answer and may yet.
+
+        Nothing is there while there is no index, and while the disk hangs.
+        """
+        nothing: tuple[Result, ...] = ()
+        found = self.look(question, None, nothing)
+        return nothing if found is None and self._link.watch.hanging else found
+
     def _ask(self, question: Callable[[Session], Result]) -> Answered[Result] | None:
         with self._link.guarded(READ_SECONDS) as session:
             if session is None:

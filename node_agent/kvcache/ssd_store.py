@@ -64,20 +64,28 @@ class SsdStore:
         )
         return self._figures
 
-    def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
-        """Return all stored blocks that a sequence could start from; for `plan_restore`."""
-        nothing: tuple[StoredBlock, ...] = ()
-        return self._index.look(
-            lambda session: session.index.find(*wanted_digests(chain), chain.block_tokens),
-            nothing,
-            nothing,
+    def find(self, chain: PrefixChain) -> tuple[StoredBlock, ...] | None:
+        """Return all stored blocks that a sequence could start from; for `plan_restore`.
+
+        None when the index is slow to answer and may yet; a disk that hangs holds nothing.
+        """
+        return self._index.find(
+            lambda session: session.index.find(*wanted_digests(chain), chain.block_tokens)
         )
 
-    def find_cut(self, cuts: Sequence[bytes]) -> CutBlock | None:
-        """Return a block that a sequence could start from in its middle; see `wanted_cuts`."""
+    def find_cut(self, cuts: Sequence[bytes]) -> tuple[CutBlock, ...] | None:
+        """Return a block that a sequence could start from in its middle; see `wanted_cuts`.
+
+        None as in `find`.
+        """
         if not cuts:
-            return None
-        return self._index.look(lambda session: session.index.find_cut(cuts), None, None)
+            return ()
+
+        def question(session: Session) -> tuple[CutBlock, ...]:
+            found = session.index.find_cut(cuts)
+            return () if found is None else (found,)
+
+        return self._index.find(question)
 
     def contains(self, digest: bytes, snapshot_mask: int = 0) -> bool:
         """Return whether a block is stored, with all these snapshots."""

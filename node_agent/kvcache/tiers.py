@@ -11,8 +11,10 @@ Both tiers may be None. It never raises for what a tier does: the worst case is 
     tiers.keep(Block(tiers.header(chain, end_tokens, layers), tensors))
 """
 
+from dataclasses import replace
+
 from manifests.wire.prefix_chain import PrefixChain
-from node_agent.kvcache.block import Block, BlockHeader, CutBlock, LayerRecord, StoredBlock
+from node_agent.kvcache.block import Block, BlockHeader, LayerRecord
 from node_agent.kvcache.hot import HotTier
 from node_agent.kvcache.layer_kinds import CacheLayout
 from node_agent.kvcache.readers import InlineReader, Readers
@@ -48,19 +50,37 @@ class CacheTiers:
 
     def plan(self, chain: PrefixChain, gone: Gone = frozenset()) -> RestorePlan:
         """Return what a sequence could start from without the blocks that are gone, unread."""
-        present = tuple(x for x in self._present(chain) if (x.digest, x.tier) not in gone)
-        cuts = self._cuts(chain, present)
-        cuts = tuple(x for x in cuts if (x.block.digest, x.block.tier) not in gone)
-        return plan_restore(chain, self._layout, present, cuts)
+        disk = None if self._disk is None else self._disk.store
+        hot = () if self._hot is None else self._hot.find(chain)
+        stored = () if disk is None else disk.find(chain)
+        present = tuple(x for x in (*hot, *(stored or ())) if (x.digest, x.tier) not in gone)
+        index, wanted = wanted_cuts(chain, self._layout, present)
+        in_ram = None if self._hot is None else self._hot.find_cut(wanted)
+        on_disk = () if disk is None else disk.find_cut(wanted)
+        cuts = [*([] if in_ram is None else [in_ram]), *(on_disk or ())]
+        plan = plan_restore(
+            chain,
+            self._layout,
+            present,
+            (
+                x
+                for x in cuts
+                if x.block.index == index and (x.block.digest, x.block.tier) not in gone
+            ),
+        )
+        return replace(plan, late=stored is None or on_disk is None)
 
-    def begin(self, chain: PrefixChain, readers: Readers) -> Restoring:
+    def begin(
+        self, chain: PrefixChain, readers: Readers, first: RestorePlan | None = None
+    ) -> Restoring:
         """Begin to read what a sequence starts from; what comes from the disk is kept in RAM too.
 
-        The caller closes it.
+        `first` is what was planned a moment ago. The caller closes it.
         """
+        plans = [] if first is None else [first]
 
         def plan(gone: Gone) -> RestorePlan:
-            return self.plan(chain, gone)
+            return plans.pop() if plans else self.plan(chain, gone)
 
         source = RestoreSource(chain, self._fingerprint, self._hot, self._disk, self._stats, plan)
         return Restoring(source, readers)
@@ -112,14 +132,3 @@ class CacheTiers:
             return in_ram
         outcome = self._disk.writer.submit(block)
         return in_ram or outcome in ("accepted", "already")
-
-    def _present(self, chain: PrefixChain) -> tuple[StoredBlock, ...]:
-        hot = self._hot.find(chain) if self._hot is not None else ()
-        disk = self._disk.store.find(chain) if self._disk is not None else ()
-        return (*hot, *disk)
-
-    def _cuts(self, chain: PrefixChain, present: tuple[StoredBlock, ...]) -> tuple[CutBlock, ...]:
-        index, cuts = wanted_cuts(chain, self._layout, present)
-        hot = self._hot.find_cut(cuts) if self._hot is not None else None
-        disk = self._disk.store.find_cut(cuts) if self._disk is not None else None
-        return tuple(x for x in (hot, disk) if x is not None and x.block.index == index)

@@ -25,9 +25,10 @@ _CODE_ROOT = Path(__file__).resolve().parents[2]
 _SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 # glibc raises its own bar for giving memory back with every large buffer that is freed, so an
 # engine kept up to 32 MiB blocks for good: after prompts of 6,000 tokens a tiny model rested at
-# 134 MiB; with a fixed bar at 62 MiB, as before them. Speed was the same within noise.
-# Source: mlx 0.32.4, Linux CPU, 2 cores, 2026-11-28; mallopt(3).
-_LINUX_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "131072"}
+# 134 MiB; with a fixed bar at 62 MiB, as before them. What lies under these bars is given back
+# after a rest (engine/heap.py): with bars at 1 MiB and 128 KiB each pass over 8 tokens faulted 500
+# pages in anew, 10 of 130 ms. Source: mlx 0.32.4, Linux CPU, 2 cores, 2026-11-29; mallopt(3).
+_LINUX_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_TRIM_THRESHOLD_": "16777216"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ class BatchRunner:
         # With a prefix cache, rows start from stored prefixes from then on, and store theirs.
         self.prefixes: PrefixCache | None = None
         self._kept: dict[int, RowPrefix] = {}
+        # The prompts of rows that joined with all of it fed, by uid, until what is left of them is
+        # stored. Units: tokens.
+        self._said_tokens: dict[int, int] = {}
         self._book, self.draft_tally = book, book.tally
 
     def insert(self, command: Generate) -> int:
@@ -62,6 +65,7 @@ class BatchRunner:
             return
         for group in self._groups:
             if uid in group.uids:
+                _keep_said(self._said_tokens, prefix, group, uid)
                 if keep and prefix is not None:
                     view = partial(group.view, uid)
                     prefix.note_decoded(group.tokens(uid), view, finished=True)
@@ -121,6 +125,8 @@ class BatchRunner:
             processors=processors_for(command.sampling, len(command.prompt) - command.said_tokens),
             logits=logits,
         )
+        if logits is not None:
+            self._said_tokens[uid] = len(command.prompt)
         if group is None:
             group = DecodeGroup(self._lanes.model, newcomer, cache, self._book)
             self._groups.append(group)
@@ -142,6 +148,8 @@ class BatchRunner:
             has_room = never
         responses: list[Any] = []
         for group in self._groups:
+            for uid in [one for one in group.uids if one in self._said_tokens]:
+                _keep_said(self._said_tokens, self._kept.get(uid), group, uid)
             ours = group.decode(has_room)
             _keep(self._kept, group, ours)
             responses += [*ours, *group.take_first()]
@@ -179,6 +187,15 @@ def _translate(responses: Sequence[Any], commands: Mapping[int, Generate]) -> tu
         )
         for response, top in zip(responses, tops, strict=True)
     )
+
+
+def _keep_said(
+    said_tokens: dict[int, int], prefix: RowPrefix | None, group: DecodeGroup, uid: int
+) -> None:
+    """Store what is left of a prompt that was fed to its end. Mutates: `said_tokens`."""
+    tokens = said_tokens.pop(uid, 0)
+    if tokens and prefix is not None:
+        prefix.note_fed(partial(group.view, uid), tokens)
 
 
 def _keep(kept: dict[int, RowPrefix], group: DecodeGroup, responses: Sequence[Any]) -> None:

@@ -71,8 +71,8 @@ class RowPrefill:
         ends = self._fed_tokens + chunk_tokens == last_tokens
         return chunk_tokens + (ends and takes_last(chunk_tokens, last_tokens, limit_tokens, stops))
 
-    def restore_bytes(self) -> int:
-        """Return what starting from stored blocks still takes; 0 when there is no need."""
+    def restore_bytes(self) -> int | None:
+        """Return what starting from stored blocks still takes; None while that is not known."""
         return 0 if self._prefix is None else self._prefix.restore_bytes()
 
     def restore(self, uid: int, wait_seconds: float) -> RestoreStep | None:
@@ -93,13 +93,19 @@ class RowPrefill:
             self._prefix.begin(0)
 
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
-        """Run the next tokens through the model and evaluate the cache."""
+        """Run the next tokens through the model and evaluate the cache.
+
+        With the last token among them, what can be stored later is left to the runner, so that the
+        row's first token does not wait for it.
+        """
         started_seconds = time.perf_counter()
         end = self._fed_tokens + chunk_tokens
         chunk = [self._prompt[self._fed_tokens : end]]
         cache, said = self.cache, end == len(self._prompt)
         self._logits = self._lanes.feed(chunk, cache, said=said)
-        self.note_fed(end, lambda: cache)
+        self._fed_tokens = end
+        if self._prefix is not None:
+            self._prefix.note_fed(lambda: cache, end, urgent=said)
         seconds = time.perf_counter() - started_seconds
         return PrefillStep(uid, end, len(self._prompt), chunk_tokens, seconds)
 

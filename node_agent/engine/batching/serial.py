@@ -115,6 +115,8 @@ class SerialRunner:
         """Decode the row from the next step on; its last token is fed there, if it is not yet."""
         row = self._rows[uid]
         row.joined = True
+        if row.prefix is not None:
+            row.prefix.note_fed(lambda: row.prefill.cache, row.prefill.fed_tokens)
         total_tokens = len(row.command.prompt)
         last_tokens = total_tokens - row.prefill.fed_tokens
         return PrefillStep(uid, total_tokens, total_tokens, last_tokens, 0.0)

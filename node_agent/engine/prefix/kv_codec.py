@@ -21,16 +21,18 @@ from mlx_lm.models.cache import make_prompt_cache
 from node_agent.engine.prefix.kv_bytes import (
     BlockArrays,
     RestoreError,
+    TokenJoiner,
     dress,
-    signature,
     strip,
     to_bytes,
+    token_kind,
 )
 from node_agent.engine.prefix.kv_layers import (
     array_count,
     counted_state,
     describe,
     flatten,
+    room_tokens,
     set_tokens,
     token_arrays,
 )
@@ -113,6 +115,7 @@ class Building:
         self.caches = caches
         self.built_bytes = 0
         self._tokens = tokens
+        self._joiner = TokenJoiner()
         self._opened = [(one, BlockArrays(one.block)) for one in blocks]
         self._left = deque(enumerate(zip(flatten(caches), layout.layers, strict=True)))
 
@@ -125,7 +128,7 @@ class Building:
         try:
             parts = [_part(one, arrays, number) for one, arrays in self._opened]
             if known.kind is LayerKind.SLICEABLE:
-                _fill(cache, known, parts, self._tokens)
+                self._fill(cache, known, parts)
             else:
                 _set_state(cache, known, parts[-1], self._tokens)
             mx.eval(cache.state)
@@ -133,6 +136,30 @@ class Building:
             raise RestoreError(f"layer {number}: {error}") from error
         self.built_bytes += cache.nbytes
         return not self._left
+
+    def _fill(self, cache: Any, known: LayerDescriptor, parts: Sequence["_Part"]) -> None:
+        """Join the tokens of all blocks in a layer's empty cache. Mutates: `cache`."""
+        taken_tokens = [part.take_tokens for part in parts]
+        if sum(taken_tokens) != self._tokens:
+            raise RestoreError(f"the blocks hold {sum(taken_tokens)} tokens, not {self._tokens}")
+        names = [f"t{at}" for at in range(array_count(cache))]
+        for part in parts:
+            tensors = [part.tensor(name) for name in names]
+            found = ",".join(token_kind(one.dtype, one.shape) for one in tensors)
+            if found != known.detail or part.record.cache_class != known.cache_class:
+                what = f"a {part.record.cache_class} of {found}"
+                raise RestoreError(
+                    f"a block holds {what}, not a {known.cache_class} of {known.detail}"
+                )
+            held_tokens = min(one.shape[2] for one in tensors)
+            if held_tokens < part.take_tokens:
+                raise RestoreError(f"a block holds {held_tokens} of {part.take_tokens} tokens")
+        room = room_tokens(cache, self._tokens)
+        sides = [
+            self._joiner.join([part.tensor(name) for part in parts], taken_tokens, room)
+            for name in names
+        ]
+        set_tokens(cache, sides, self._tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +171,8 @@ class _Part:
     arrays: BlockArrays
     take_tokens: int
 
-    def array(self, name: str) -> mx.array:
-        return self.arrays.get(f"{self.number}.{name}")
+    def tensor(self, name: str) -> TensorBytes:
+        return self.arrays.tensor(f"{self.number}.{name}")
 
 
 def _part(loaded: LoadedBlock, arrays: BlockArrays, number: int) -> _Part:
@@ -168,26 +195,6 @@ def _cut_state(cache: Any, end_tokens: int) -> tuple[dict[str, mx.array], str]:
     if any(one.ndim > 1 and one.shape[0] != 1 for one in arrays):
         raise RestoreError(f"a {type(cache).__name__} of several rows is no row's cache")
     return {f"s{at}": mx.contiguous(one) for at, one in enumerate(arrays)}, skeleton
-
-
-def _fill(cache: Any, known: LayerDescriptor, parts: Sequence[_Part], tokens: int) -> None:
-    """Join the tokens of all blocks in a layer's empty cache. Mutates: `cache`."""
-    held_tokens = sum(part.take_tokens for part in parts)
-    if held_tokens != tokens:
-        raise RestoreError(f"the blocks hold {held_tokens} tokens, not {tokens}")
-    taken = []
-    for part in parts:
-        arrays = [part.array(f"t{at}") for at in range(array_count(cache))]
-        found = signature(arrays)
-        if found != known.detail or part.record.cache_class != known.cache_class:
-            what = f"{part.record.cache_class} of {found}"
-            raise RestoreError(
-                f"a block holds a {what}, not a {known.cache_class} of {known.detail}"
-            )
-        if any(one.shape[2] < part.take_tokens for one in arrays):
-            raise RestoreError(f"a block holds {arrays[0].shape[2]} of {part.take_tokens} tokens")
-        taken.append([one[:, :, : part.take_tokens] for one in arrays])
-    set_tokens(cache, taken, tokens)
 
 
 def _set_state(cache: Any, known: LayerDescriptor, part: _Part, tokens: int) -> None:

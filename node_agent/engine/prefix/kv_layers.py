@@ -82,17 +82,20 @@ def array_count(cache: Any) -> int:
     return 6 if isinstance(cache, QuantizedKVCache) else 2
 
 
-def set_tokens(cache: Any, parts: Sequence[Sequence[mx.array]], tokens: int) -> None:
-    """Let a cache stand at `tokens`, joined from the arrays of several blocks.
+def room_tokens(cache: Any, tokens: int) -> int:
+    """Return how many tokens an array for so many has room for: whole steps, as when it is fed."""
+    return (
+        tokens if isinstance(cache, ConcatenateKVCache) else -(-tokens // STEP_TOKENS) * STEP_TOKENS
+    )
 
-    There is room up to a whole step, as in a cache that was fed. Mutates: `cache`.
-    """
-    spare_tokens = 0 if isinstance(cache, ConcatenateKVCache) else -tokens % STEP_TOKENS
-    sides = [_join(side, spare_tokens) for side in zip(*parts, strict=True)]
+
+def set_tokens(cache: Any, sides: Sequence[mx.array], tokens: int) -> None:
+    """Let a cache stand at `tokens`, in arrays that have `room_tokens`. Mutates: `cache`."""
     if isinstance(cache, ConcatenateKVCache):
         cache.state = tuple(sides)
     elif isinstance(cache, QuantizedKVCache):
-        cache.state = (tuple(sides[:3]), tuple(sides[3:]), tokens, cache.group_size, cache.bits)
+        quantized = (tuple(sides[:3]), tuple(sides[3:]))
+        cache.state = (*quantized, tokens, cache.group_size, cache.bits)
     else:
         cache.state = (*sides, tokens)
 
@@ -147,9 +150,3 @@ def _window_tokens(cache: Any) -> int:
 
 def _token_bytes(arrays: Sequence[mx.array]) -> int:
     return sum(one.nbytes // one.shape[2] for one in arrays)
-
-
-def _join(parts: Sequence[mx.array], spare_tokens: int) -> mx.array:
-    rows, heads, _, width = parts[0].shape
-    room = [mx.zeros((rows, heads, spare_tokens, width), parts[0].dtype)] if spare_tokens else []
-    return mx.concatenate([*parts, *room], axis=2)

@@ -41,6 +41,8 @@ _STEP_TOKENS = 256
 # A chain is wanted twice or three times on a request's way in.
 _CHAINS_KEPT = 64
 
+# So long is an index asked again that is slow to answer, by others' commits or a busy machine.
+_LATE_SECONDS = 0.5
 # So long may a block take from the engine to the disk before those who wait compute it.
 _DISK_WAIT_SECONDS = 1.0
 
@@ -111,11 +113,8 @@ class PrefixCache:
         return PrefixChain.of(root, tokens, self.rules.block_tokens)
 
     def find(self, chain: PrefixChain) -> RestorePlan:
-        """Return the deepest start, counting a miss when there is none."""
-        plan = self._tiers.plan(chain)
-        if not plan.blocks:
-            self.store.stats.add(misses=1)
-        return plan
+        """Return the deepest start."""
+        return self._tiers.plan(chain)
 
     def build_bytes(self, plan: RestorePlan) -> int:
         """Return what building a row's cache takes: itself, one layer twice, and what is read."""
@@ -123,9 +122,9 @@ class PrefixCache:
         layers = [one.token_bytes * room_tokens + one.snapshot_bytes for one in self.layout.layers]
         return sum(layers) + max(layers, default=0) + plan.load_bytes(Tier.SSD)
 
-    def begin(self, chain: PrefixChain) -> RowRestore:
-        """Begin to restore a row; it is to be closed."""
-        restoring = self._tiers.begin(chain, self.store.readers)
+    def begin(self, chain: PrefixChain, plan: RestorePlan | None) -> RowRestore:
+        """Begin to restore a row, by the plan made a moment ago if any; it is to be closed."""
+        restoring = self._tiers.begin(chain, self.store.readers, plan)
         return RowRestore(restoring, self._codec, self.restore_step_bytes)
 
     def capture(
@@ -162,21 +161,33 @@ class RowPrefix:
         self._restore: RowRestore | None = None
         self._started_seconds = 0.0
         self._kept_tokens = 0
+        # Until when an index that is slow is asked again.
+        self._late_seconds: float | None = None
 
     @property
     def stops(self) -> tuple[int, ...]:
         """Where a chunk must end because the cache is wanted as it stands there."""
         return tuple(one.end_tokens for one in self._wanted() if one.snapshot)
 
-    def restore_bytes(self) -> int:
-        """Return what starting from stored blocks still takes; 0 when there are none."""
+    def restore_bytes(self) -> int | None:
+        """Return what starting from stored blocks still takes; 0 when there are none.
+
+        None while the index is slow to say: it is asked again for a while, as computing a prefix
+        takes longer.
+        """
         if self._restore is not None and self._plan is not None:
             return max(0, self._cache.build_bytes(self._plan) - self._restore.built_bytes)
         if self._captures is not None:
             return 0
         if self._plan is None:
-            self._plan = self._cache.find(self._chain)
+            plan, now = self._cache.find(self._chain), time.monotonic()
+            if self._late_seconds is None:
+                self._late_seconds = now + _LATE_SECONDS
+            if plan.late and now < self._late_seconds:
+                return None
+            self._plan = plan
         if not self._plan.blocks:
+            self._cache.store.stats.add(misses=1)
             self.begin(0)
             return 0
         return self._cache.build_bytes(self._plan)
@@ -188,7 +199,7 @@ class RowPrefix:
         """
         if self._restore is None:
             self._started_seconds = time.perf_counter()
-            self._restore = self._cache.begin(self._chain)
+            self._restore = self._cache.begin(self._chain, self._plan)
         restore = self._restore
         try:
             if not restore.step(wait_seconds):
@@ -221,11 +232,18 @@ class RowPrefix:
             )
         )
 
-    def note_fed(self, view: Callable[[], Caches], fed_tokens: int) -> None:
-        """Store the blocks that ended with what was fed. `view` gives the row's cache."""
+    def note_fed(
+        self, view: Callable[[], Caches], fed_tokens: int, *, urgent: bool = False
+    ) -> None:
+        """Store the blocks that ended with what was fed. `view` gives the row's cache.
+
+        Only the `urgent` ones are those that no later call could store.
+        """
         wanted = self._wanted()
-        while wanted and wanted[0].end_tokens <= fed_tokens:
-            self._capture(self._chain, view(), wanted.pop(0))
+        due = [one for one in wanted if one.end_tokens <= fed_tokens and one.snapshot >= urgent]
+        for capture in due:
+            wanted.remove(capture)
+            self._capture(self._chain, view(), capture)
 
     def is_due(self, held_tokens: int) -> bool:
         """Return whether a row that decodes has filled a block, perhaps some tokens ago."""

@@ -22,6 +22,9 @@ from node_agent.kvcache.stats import StatsCounter
 from node_agent.kvcache.tiers import CacheTiers, DiskTier
 
 CLOSE_SECONDS = 5.0
+# So long the first request waits for the disk tier to be opened, which is begun before the model is
+# read and may have the index put right first. A disk that takes longer is not worth the wait.
+OPEN_SECONDS = 5.0
 
 
 class PrefixStore:
@@ -48,6 +51,13 @@ class PrefixStore:
     def tiers(self, identity: tuple[str, CacheLayout]) -> CacheTiers:
         """Return the tiers for one model; see `CacheTiers`."""
         return CacheTiers(identity, self.hot, self.disk, self.stats)
+
+    def await_disk(self, wait_seconds: float = OPEN_SECONDS) -> None:
+        """Return once the disk tier was opened or found unfit, or after so long."""
+        if self.disk is not None:
+            # Its thread opens it before it does any work.
+            self.disk.writer.add_job(lambda: None)
+            self.disk.writer.flush(wait_seconds)
 
     def resize(self, limits: CacheLimits) -> None:
         """Hold new limits from now on; what is over them goes."""

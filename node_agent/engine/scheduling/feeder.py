@@ -67,14 +67,14 @@ class Feeder:
         if not row.restoring:
             need_bytes = prompt.restore_bytes()
             if not need_bytes:
-                return True
+                return need_bytes is not None
             row.restoring = self._may_restore(row, need_bytes, fed, alone=alone)
             if not row.restoring:
                 # Held back, or told to start from nothing.
                 return not prompt.restore_bytes()
         step = prompt.restore(row.uid, wait_seconds)
         if step is None:
-            self._gatekeeper.reserved.keep(row.uid, prompt.restore_bytes())
+            self._gatekeeper.reserved.keep(row.uid, prompt.restore_bytes() or 0)
             return False
         self.forget(row.uid)
         row.restoring = False

@@ -67,7 +67,6 @@ def test_a_restarted_engine_starts_from_the_disk(model, tmp_path):
     with cached_engine(model, cache, chunk_tokens=64) as engine:
         first = ids(run(engine, "first", LONG))
     with cached_engine(model, cache, chunk_tokens=64) as engine:
-        await_report(engine)
         repeat = run(engine, "repeat", LONG)
         assert (ids(repeat), cached_tokens(repeat)) == (first, 599)
         again = run(engine, "again", LONG)

@@ -4,7 +4,10 @@ In this process and step by step, so that what happens between two steps can be 
 """
 
 import os
+import sqlite3
 import threading
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from mlx_lm.utils import load_model
@@ -17,10 +20,12 @@ from node_agent.engine.messages import (
     Event,
     Failed,
     Finished,
+    PrefillProgress,
     Restored,
     Tokens,
 )
 from node_agent.engine.meter import MemoryMeter
+from node_agent.engine.prefix import prefix_cache
 from node_agent.engine.prefix.kv_codec import KvCodec, describe_layers
 from node_agent.engine.prefix.prefix_cache import PrefixCache
 from node_agent.engine.prefix.prefix_store import PrefixStore
@@ -99,17 +104,10 @@ def parts(tmp_path):
     flushed = made.store.disk.writer
     # No disk hangs here, however long a busy machine lets a read wait.
     made.store.disk.store.link.watch = DiskWatch(lambda: 0.0)
-    for _ in range(100):
-        if made.store.disk.store.link.state.ready:
-            break
-        flushed.flush(0.1)
-    # Twice, beside much other work, the first one's blocks were not found; why is not known.
-    for name in ("first", "second", "third"):
-        made.submit(name, 8)
-        made.expected = said(made.step_until(Finished, name), name)
-        assert flushed.flush(PATIENCE_SECONDS)
-        if made.prefixes.find(made.prefixes.chain(row("like it", LONG, 8))).blocks:
-            break
+    made.store.await_disk(PATIENCE_SECONDS)
+    made.submit("first", 8)
+    made.expected = said(made.step_until(Finished, "first"), "first")
+    assert flushed.flush(PATIENCE_SECONDS)
     made.scheduler.submit(row("stream", prompt(20, seed=3), 2000))
     # Its first token is said before it is decoded.
     made.step_until(Tokens, "stream")
@@ -117,6 +115,43 @@ def parts(tmp_path):
     yield made
     made.reads.set()
     made.store.close()
+
+
+@contextmanager
+def held_index(parts):
+    """Keep the index from answering, as another engine's commit does on a slow disk."""
+    path = Path(parts.store.settings.directory) / "index.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_a_row_asks_a_slow_index_again_before_it_computes_what_is_stored(parts, monkeypatch):
+    monkeypatch.setattr(prefix_cache, "_LATE_SECONDS", PATIENCE_SECONDS)
+    with held_index(parts):
+        parts.submit("long", 8)
+        waiting = [parts.scheduler.step() for _ in range(4)]
+        # The stream goes on, and nothing is fed.
+        assert len(said(waiting, "stream")) == 4
+        fed = [one for events in waiting for one in events if isinstance(one, PrefillProgress)]
+        assert fed == []
+    end = parts.step_until(Finished, "long")
+    assert said(end, "long") == parts.expected
+    finished = next(one for one in end[-1] if isinstance(one, Finished))
+    assert finished.cached_tokens == len(LONG) - 1
+
+
+def test_a_row_starts_cold_when_the_index_never_answers(parts, monkeypatch):
+    monkeypatch.setattr(prefix_cache, "_LATE_SECONDS", 0.0)
+    misses = parts.store.stats.snapshot().misses
+    with held_index(parts):
+        parts.submit("long", 8)
+        end = parts.step_until(Finished, "long")
+    assert said(end, "long") == parts.expected
+    finished = next(one for one in end[-1] if isinstance(one, Finished))
+    assert finished.cached_tokens == 0
+    assert parts.store.stats.snapshot().misses == misses + 1
 
 
 def test_a_stream_says_a_token_between_any_two_pieces_of_a_restore(parts):

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import CacheList, KVCache
 
-from node_agent.engine.prefix.kv_bytes import BlockArrays, to_bytes
+from node_agent.engine.prefix.kv_bytes import BlockArrays, TokenJoiner, to_bytes
 from node_agent.engine.prefix.kv_codec import KvCodec, RestoreError, describe_layers
 from node_agent.kvcache.block import Block, BlockHeader, LayerRecord, TensorBytes, Tier, stored
 from node_agent.kvcache.layer_kinds import LayerKind
@@ -191,12 +191,15 @@ def moved(found: Block) -> Block:
             id="its type is another",
         ),
         pytest.param(
-            lambda x: edit_tensor(x, "0.t0", dtype="C64"),
+            lambda x: edit_tensor(x, "3.s0", dtype="C64"),
             "unknown type C64",
             id="its type is unknown",
         ),
         pytest.param(
             lambda x: edit_tensor(x, "0.t0", shape=(1, 4, 8, 2)), "of F32:4x2", id="other heads"
+        ),
+        pytest.param(
+            lambda x: edit_tensor(x, "0.t0", shape=(2, 2, 4, 4)), "layer", id="several rows"
         ),
         pytest.param(
             lambda x: edit_tensor(x, "0.t0", shape=(1, 2, 7, 4)), "layer", id="no such shape"
@@ -264,3 +267,31 @@ def test_what_a_block_holds_is_written_down(model, codec):
     empty = block(codec, fed(model, range(8)), 0, 8, snapshot=False).block
     assert empty.header.snapshot_mask == 0
     assert isinstance(empty.tensors[0], TensorBytes)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint32])
+def test_tokens_are_joined_bit_by_bit_in_a_buffer_that_is_used_again(dtype) -> None:
+    joiner = TokenJoiner()
+    for seed in range(2):
+        mx.random.seed(seed)
+        parts = [(100 * mx.random.normal((1, 2, size, 3))).astype(dtype) for size in (4, 4, 2)]
+        tensors = [to_bytes("0.t0", one) for one in parts]
+        joined = joiner.join(tensors, (4, 4, 1), 16)
+        expected = mx.concatenate([parts[0], parts[1], parts[2][:, :, :1]], axis=2)
+        assert mx.array_equal(joined[:, :, :9], expected).item()
+        assert mx.array_equal(joined[:, :, 9:], mx.zeros((1, 2, 7, 3), dtype)).item()
+
+
+def test_tokens_of_other_forms_are_not_joined() -> None:
+    joiner, good = TokenJoiner(), to_bytes("0.t0", mx.zeros((1, 2, 4, 3)))
+    for other in (
+        dataclasses.replace(good, shape=(1, 3, 4, 2)),
+        dataclasses.replace(good, shape=(2, 2, 2, 3)),
+        dataclasses.replace(good, dtype="I32"),
+        dataclasses.replace(good, data=b"\0" * 48),
+        dataclasses.replace(good, shape=(2, 12)),
+    ):
+        with pytest.raises(RestoreError):
+            joiner.join([good, other], (4, 4), 16)
+    with pytest.raises(RestoreError):
+        joiner.join([good], (5,), 16)

@@ -221,7 +221,7 @@ def test_a_damaged_block_is_not_used_in_its_beginning_and_the_next_best_is(disk)
 def test_cuts_of_evicted_blocks_are_gone(disk) -> None:
     while disk.store.wipe():
         pass
-    assert disk.store.find_cut(NEW.cuts(1, SIZE - 1)) is None
+    assert disk.store.find_cut(NEW.cuts(1, SIZE - 1)) == ()
     disk.store.put(made(0))
     assert tiers_over(disk).restore(NEW).tokens == SIZE
     assert wanted(NEW, 0).proof == wanted(OLD, 0).proof

@@ -1,5 +1,6 @@
 """A block's bytes: whole and the one asked for, or not used."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -44,6 +45,32 @@ def test_a_scalar_and_an_empty_array_survive() -> None:
     odd = (TensorBytes("0.n", "I32", (), b"\1\0\0\0"), TensorBytes("0.e", "F32", (0, 3), b""))
     made = replace(BLOCK, tensors=odd)
     assert same_content(decode_block(encode_block(made).joined(), EXPECTED), made)
+
+
+def sealed_as(version: object, whole: bytes = WHOLE) -> bytes:
+    """Return a block as an older version had it, whose seal is SHA-256."""
+    entries = json.loads(whole[8:HEADER_END])
+    entries["__metadata__"] |= {"mlxfleet_block": version, "seal": "0" * 64}
+    header = json.dumps(entries).encode()
+    payload = whole[HEADER_END:]
+    seal = hashlib.sha256(header + payload).hexdigest()
+    header = header.replace(b"0" * 64, seal.encode())
+    return len(header).to_bytes(8, "little") + header + payload
+
+
+def test_a_block_of_an_older_version_is_proven_as_it_was_sealed() -> None:
+    old = sealed_as("2")
+    assert same_content(decode_block(old, EXPECTED), BLOCK)
+    flipped = bytearray(old)
+    flipped[-1] ^= 0x01
+    with pytest.raises(BlockDamagedError, match="not what was sealed"):
+        decode_block(bytes(flipped), EXPECTED)
+
+
+@pytest.mark.parametrize("version", ["3", "4", "", None, 2, ["2"]])
+def test_a_block_with_a_seal_of_another_version_is_damaged(version: object) -> None:
+    with pytest.raises(BlockDamagedError):
+        decode_block(sealed_as(version), EXPECTED)
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, HEADER_END // 2, HEADER_END, len(WHOLE) - 1])
