@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from manifests.kinds.node import PressureLevel
+from node_agent.engine.messages import Reclaim
 from node_agent.host.base import Host
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.enforcer import Enforcer, EnforcerHooks, HotCache, NoHotCache
@@ -52,7 +53,7 @@ class Guard:
     """Watches the node's memory and acts."""
 
     def __init__(self, host: Host, pool: Pool, arbiter: Arbiter, settings: GuardSettings) -> None:
-        self._arbiter = arbiter
+        self._arbiter, self._pool = arbiter, pool
         self._listeners: list[GuardListeners] = []
         self.panics = PanicWatch(host, settings.panics_file, self._panics_changed)
         self.enforcer = Enforcer(
@@ -76,6 +77,7 @@ class Guard:
         arbiter.room = self.enforcer
         self._publisher = Publisher(pool, arbiter, settings.clock)
         arbiter.changed.listen(self._publisher.publish)
+        arbiter.queued.listen(self._ask_back)
         arbiter.queued.listen(self.monitor.wake)
         pool.on_change(self._publisher.publish)
         pool.on_memory_event(self._publisher.on_memory_event)
@@ -121,6 +123,12 @@ class Guard:
         self._publisher.publish()
         for listener in self._listeners:
             listener.sampled()
+
+    def _ask_back(self) -> None:
+        """Have engines at rest give back what they keep for their next request: somebody waits."""
+        for view in self._pool.views():
+            if view.pid is not None and not view.rows:
+                self._pool.send(view.want.name, Reclaim())
 
     def _acted(self, action: Action) -> None:
         for listener in self._listeners:
