@@ -14,7 +14,7 @@ from manifests.errors import Refusal
 from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
 from node_agent.memory.arbiter import Arbiter
 from node_agent.memory.base import Reservation
-from node_agent.memory.budget import Turns, plan_limits, plan_turns
+from node_agent.memory.budget import STEP_BYTES, Turns, plan_limits, plan_turns
 from node_agent.pool.base import EngineView
 
 
@@ -60,7 +60,9 @@ class Publisher:
         if isinstance(event, ChunkMeasured):
             self._arbiter.lessons.note(engine, event.predicted_bytes, event.actual_bytes)
             return
-        answer = self._arbiter.admit_growth(engine, event.more_bytes)
+        # A step more: the engine asked for what a budget lacks that was rounded up, and one that
+        # is rounded up anew may not have grown by that much.
+        answer = self._arbiter.admit_growth(engine, event.more_bytes + STEP_BYTES)
         if isinstance(answer, Refusal):
             self._pool.send(
                 engine,

@@ -9,6 +9,7 @@ from manifests.units import GIB, MIB
 from node_agent.engine.messages import Answer, Ask, ChunkMeasured, Command, Limits
 from node_agent.host.base import HostMemory
 from node_agent.memory.arbiter import Arbiter
+from node_agent.memory.budget import STEP_BYTES
 from node_agent.memory.publisher import Publisher
 from node_agent.memory.reading import EngineUse
 from node_agent.pool.base import EngineView, RowView
@@ -111,12 +112,31 @@ def test_an_ask_is_granted_after_its_budget_and_given_back_with_its_row(
     publisher.on_memory_event("a", Ask(request_id="1", more_bytes=GIB))
     (_, limits), (_, answer) = engines.sent[-2:]
     assert isinstance(limits, Limits)
-    assert limits.budget_bytes == before + GIB
+    assert limits.budget_bytes == before + GIB + STEP_BYTES
     assert answer == Answer(request_id="1", granted=True)
     engines.rows["a"] = ()
     publisher.publish()
     assert arbiter.state().reserved_bytes == 0
     assert engines.newest("a").budget_bytes == before
+
+
+@pytest.mark.parametrize("promised_bytes", [0, 1, MIB // 3, MIB - 1])
+@pytest.mark.parametrize("more_bytes", [1, 103_688, MIB - 1, 31 * MIB + 103_688])
+async def test_a_granted_ask_raises_the_budget_by_all_that_was_asked(
+    engines: Engines,
+    arbiter: Arbiter,
+    publisher: Publisher,
+    promised_bytes: int,
+    more_bytes: int,
+) -> None:
+    """Budgets are rounded up: what is promised next may vanish in what rounding gave before."""
+    engines.rows["a"] = (RowView("1", 0.0),)
+    await arbiter.admit_load("a", promised_bytes)
+    publisher.publish()
+    before = engines.newest("a").budget_bytes
+    publisher.on_memory_event("a", Ask(request_id="1", more_bytes=more_bytes))
+    assert engines.sent[-1] == ("a", Answer(request_id="1", granted=True))
+    assert engines.newest("a").budget_bytes >= before + more_bytes
 
 
 def test_an_ask_that_cannot_be_met_is_answered_with_words(
