@@ -151,7 +151,9 @@ def _write(layer: BatchKVCache, row: BatchKVCache, at: int) -> None:
     end = layer.size()
     start = end - held_tokens
     for ours, theirs in ((layer.keys, row.keys), (layer.values, row.values)):
-        ours[at : at + 1, :, start:end] = theirs[..., :held_tokens, :]
+        # The row of a prompt of one token holds nothing yet, not even buffers.
+        if held_tokens:
+            ours[at : at + 1, :, start:end] = theirs[..., :held_tokens, :]
         # What was there is masked, but a NaN spoils a sum even then.
         ours[at : at + 1, :, :start] = 0
     layer.offset[at : at + 1] = row.offset
