@@ -27,8 +27,14 @@ _SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 # engine kept up to 32 MiB blocks for good: after prompts of 6,000 tokens a tiny model rested at
 # 134 MiB; with a fixed bar at 62 MiB, as before them. What lies under these bars is given back
 # after a rest (engine/heap.py): with bars at 1 MiB and 128 KiB each pass over 8 tokens faulted 500
-# pages in anew, 10 of 130 ms. Source: mlx 0.32.4, Linux CPU, 2 cores, 2026-11-29; mallopt(3).
-_LINUX_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_TRIM_THRESHOLD_": "16777216"}
+# pages in anew, 10 of 130 ms. Of arenas but the main one the free top is only given back above the
+# bar, never when asked: with one for each thread a tiny model rested at 92 MB after 40 prompts,
+# with a single one at 75. Source: mlx 0.32.4, glibc 2.36, Linux CPU, 2026-11-29; mallopt(3).
+_LINUX_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4194304",
+    "MALLOC_TRIM_THRESHOLD_": "16777216",
+}
 
 
 @dataclass(frozen=True, slots=True)

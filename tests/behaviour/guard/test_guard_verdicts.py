@@ -45,14 +45,17 @@ def refusal(answer: httpx.Response) -> dict[str, object]:
 
 
 def served(node: GuardedNode, share: float, *, stream: bool) -> httpx.Response:
-    """Send a share of what fits by the node's word of the moment; tried three times.
+    """Send a share of what fits by the node's word of the moment, until its word holds.
 
-    What an engine holds at rest moves a little with other processes that share its libraries.
+    What an engine holds at rest moves a little: other processes share its libraries, and cached
+    blocks come and go. A refusal must say that less fits now than what was asked for.
     """
-    for _ in range(3):
-        answer = node.complete(int(share * node.find_limit_tokens()), stream=stream)
+    for _ in range(20):
+        tokens = int(share * node.find_limit_tokens())
+        answer = node.complete(tokens, stream=stream)
         if answer.status_code == 200:
             break
+        assert int(answer.json()["error"]["fitting_tokens"]) < tokens, answer.text
     return answer
 
 

@@ -1,11 +1,14 @@
 """Memory that cached blocks took goes back to the system when they go."""
 
+import os
+import subprocess
 import sys
 
 import psutil
 import pytest
 
 from node_agent.engine.heap import REST_SECONDS, Heap, find_trim
+from node_agent.pool.process import Launcher, plan_environment
 
 MIB = 1 << 20
 BLOCK_BYTES = 100_000
@@ -22,6 +25,33 @@ def test_blocks_dropped_between_blocks_that_stay_are_given_back() -> None:
     give_back()
     given_back = held - process.memory_info().rss
     assert given_back > 0.5 * BLOCK_BYTES * (BLOCKS - len(kept))
+
+
+# A thread takes less than glibc's bar and frees it; what stays of it is printed.
+FREED_BY_A_THREAD = f"""
+import threading, psutil
+from node_agent.engine.heap import find_trim
+give_back, rss = find_trim(), lambda: psutil.Process().memory_info().rss
+def work():
+    blocks = [bytes([1]) * {BLOCK_BYTES} for _ in range(140)]
+    held.append(rss())
+held, before = [], rss()
+thread = threading.Thread(target=work)
+thread.start(); thread.join()
+give_back()
+print(held[0] - before, rss() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc keeps it")
+def test_what_any_thread_freed_is_given_back() -> None:
+    """MLX computes on threads of its own; an engine's environment leaves them no arenas."""
+    environment = plan_environment(Launcher(), os.environ)
+    command = [sys.executable, "-c", FREED_BY_A_THREAD]
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    held, kept = map(int, said.stdout.split())
+    assert held > 130 * BLOCK_BYTES
+    assert kept < 0.2 * held
 
 
 class Trims:
