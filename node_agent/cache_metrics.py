@@ -38,6 +38,11 @@ _PLAIN = (
         "late_lookups",
     ),
     ("stalls", "Restores that went on without an SSD that did not answer.", "stalls"),
+    (
+        "refused_restores",
+        "Prompts computed from their start because there was no memory to restore them.",
+        "refused_restores",
+    ),
     ("written_bytes", "Written to the SSD.", "written_bytes"),
     ("read_bytes", "Read from the SSD.", "read_bytes"),
 )

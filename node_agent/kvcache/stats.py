@@ -15,7 +15,8 @@ class KvCacheStats:
     `saves` were accepted for the disk, `saves_persisted` are on it; the difference is queued or
     was given up after it was accepted (`drops` says how many, `skips` were there already).
     `late_lookups` found the index too busy or the disk hanging, and counted as if nothing were
-    stored; `stalls` are restores that went on without blocks that a hanging disk did not give.
+    stored; `stalls` are restores that went on without blocks that a hanging disk did not give,
+    `refused_restores` prompts computed from their start because a restore had no memory.
     """
 
     hot_hits: int = 0
@@ -34,6 +35,7 @@ class KvCacheStats:
     faults: int = 0
     late_lookups: int = 0
     stalls: int = 0
+    refused_restores: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
 

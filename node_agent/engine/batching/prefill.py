@@ -90,7 +90,7 @@ class RowPrefill:
     def start_cold(self) -> None:
         """Start from nothing, though there are stored blocks."""
         if self._prefix is not None:
-            self._prefix.begin(0)
+            self._prefix.start_cold()
 
     def feed(self, uid: int, chunk_tokens: int) -> PrefillStep:
         """Run the next tokens through the model and evaluate the cache.

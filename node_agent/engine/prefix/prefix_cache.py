@@ -217,6 +217,11 @@ class RowPrefix:
         hot, ssd = tiers.count(Tier.HOT), tiers.count(Tier.SSD)
         return restore.caches, RestoreStep(uid, restore.restored.tokens, hot, ssd, seconds)
 
+    def start_cold(self) -> None:
+        """Start from nothing, as there is no memory for what is stored; it is counted."""
+        self._cache.store.stats.add(refused_restores=1)
+        self.begin(0)
+
     def close(self) -> None:
         """Let the blocks go that a restore holds."""
         if self._restore is not None:
@@ -240,8 +245,11 @@ class RowPrefix:
         Only the `urgent` ones are those that no later call could store.
         """
         wanted = self._wanted()
-        due = [one for one in wanted if one.end_tokens <= fed_tokens and one.snapshot >= urgent]
+        due = [one for one in wanted if one.end_tokens <= fed_tokens]
         for capture in due:
+            # Of a snapshot nothing is left once the row has gone on; blocks of KV can wait.
+            if urgent and not capture.snapshot:
+                continue
             wanted.remove(capture)
             self._capture(self._chain, view(), capture)
 
