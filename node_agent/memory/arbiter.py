@@ -82,9 +82,9 @@ class Arbiter(MemoryBooks):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start under a guard. Without `enforced` everything is granted, to show what happens."""
-        super().__init__(guard, fused=fused)
+        super().__init__(guard, fused=fused, clock=clock)
         self.enforced = enforced
-        self._rules, self._clock = rules or LineRules(), clock
+        self._rules = rules or LineRules()
         self._line = WaitingLine(self._rules, clock, self._try)
         self._paused = False
         self.room: RoomMaker | None = None

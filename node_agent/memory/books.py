@@ -4,7 +4,8 @@ Owns the state that verdicts are made from and decides nothing; `arbiter.py` bui
 monitor, the sync and the metrics feed and read it. Units: bytes.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,9 +47,15 @@ class MemoryState:
 class MemoryBooks:
     """Readings, guards, promises and what was learned, as values."""
 
-    def __init__(self, guard: MemoryGuardSpec, *, fused: bool = False) -> None:
+    def __init__(
+        self,
+        guard: MemoryGuardSpec,
+        *,
+        fused: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start under a guard; `fused` says that engines have Metal's fused attention."""
-        self.fused = fused
+        self.fused, self._clock = fused, clock
         self._node_guard = guard
         self._engine_guards: Mapping[str, MemoryGuardSpec] = {}
         self._ledger = Ledger()
@@ -62,7 +69,7 @@ class MemoryBooks:
 
     def forecast_used_bytes(self, uses: tuple[EngineUse, ...]) -> int:
         """Return what `used` will be once this sample is taken in; changes nothing."""
-        return next_reading(self._reading, HostMemory(0, 0, 0, 0), uses).used_bytes
+        return next_reading(self._reading, HostMemory(0, 0, 0, 0), uses, self._clock()).used_bytes
 
     def state(self) -> MemoryState:
         """Return what to report."""
@@ -95,7 +102,7 @@ class MemoryBooks:
     def engine_footprint_bytes(self, engine: str) -> int:
         """Return the newest measurement of one engine, 0 when unknown."""
         history = None if self._reading is None else self._reading.engines.get(engine)
-        return 0 if history is None else history.samples[-1]
+        return 0 if history is None else history.newest_bytes
 
     def engine_room_bytes(self, engine: str) -> tuple[int, int]:
         """Return what one request of an engine could get now, and on an otherwise idle node."""
@@ -152,7 +159,7 @@ class MemoryBooks:
 
     def _take_reading(self, host: HostMemory, uses: tuple[EngineUse, ...]) -> None:
         """Take in one sample. Mutates: the reading; what was learned of engines that are gone."""
-        self._reading = next_reading(self._reading, host, uses)
+        self._reading = next_reading(self._reading, host, uses, self._clock())
         self.lessons.retain({use.engine for use in uses})
 
     def _used(self) -> dict[str, int]:

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from manifests.sizing.estimate import ENGINE_BASE_BYTES
 from node_agent.host.base import HostMemory
 
+# A mark holds for so many samples and so long. Somebody who begins to wait is looked after at once,
+# so in a burst three samples may lie within milliseconds: in one trough, or before an engine at
+# rest has given back what it freed (engine/heap.py: after 0.5 s).
 HIGH_WATER_SAMPLES = 3
+HIGH_WATER_SECONDS = 0.65
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,15 @@ class EngineUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: what is held, and of that what is not cached blocks."""
+
+    at_seconds: float
+    held_bytes: int
+    bare_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineHistory:
     """The last few measurements of one process.
 
@@ -50,18 +63,23 @@ class EngineHistory:
     """
 
     pid: int
-    samples: tuple[int, ...]
+    samples: tuple[Sample, ...]
     idle_bytes: int
     rested: bool = False
     weights_bytes: int = 0
     resting_samples: int = 0
-    bare_samples: tuple[int, ...] = ()
+    resting_since_seconds: float = 0.0
     hot_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
         """The short high-water mark."""
-        return max(self.samples)
+        return max(one.held_bytes for one in self.samples)
+
+    @property
+    def newest_bytes(self) -> int:
+        """The last measurement."""
+        return self.samples[-1].held_bytes
 
     @property
     def overhead_bytes(self) -> int:
@@ -89,25 +107,25 @@ class MemoryReading:
         return sum(item.idle_bytes for item in self.engines.values())
 
 
-def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHistory:
+def _next_history(previous: EngineHistory | None, use: EngineUse, now: float) -> EngineHistory:
     """Add one measurement; a new process starts afresh."""
     measured = use.measured_bytes
-    samples: tuple[int, ...] = ()
-    bare_samples: tuple[int, ...] = ()
-    rested, resting = False, 0
+    samples: tuple[Sample, ...] = ()
+    rested, resting, since_seconds = False, 0, now
     if previous is not None and previous.pid == use.pid:
         # When neither the OS nor MLX answered, the memory is still there.
         measured = measured or previous.used_bytes
         samples, rested, resting = previous.samples, previous.rested, previous.resting_samples
-        bare_samples = previous.bare_samples
+        since_seconds = previous.resting_since_seconds
     # What is cached is held, and given up for whoever needs it: it hides no room from a request.
     bare = max(0, measured - use.hot_bytes)
-    samples = (*samples, measured)[-HIGH_WATER_SAMPLES:]
-    bare_samples = (*bare_samples, bare)[-HIGH_WATER_SAMPLES:]
+    samples = _still_counted((*samples, Sample(now, measured, bare)), now)
     loaded = use.weights_bytes > 0
     resting = resting + 1 if loaded and not use.busy else 0
-    if resting >= HIGH_WATER_SAMPLES:
-        idle = min(bare_samples)
+    if resting <= 1:
+        since_seconds = now
+    if resting >= HIGH_WATER_SAMPLES and now - since_seconds >= HIGH_WATER_SECONDS:
+        idle = min(one.bare_bytes for one in samples)
     elif previous is not None and rested:
         idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, bare)
     elif loaded and use.busy:
@@ -121,17 +139,26 @@ def _next_history(previous: EngineHistory | None, use: EngineUse) -> EngineHisto
         rested=loaded and (rested or not use.busy),
         weights_bytes=use.weights_bytes,
         resting_samples=resting,
-        bare_samples=bare_samples,
+        resting_since_seconds=since_seconds,
         hot_bytes=use.hot_bytes,
     )
 
 
+def _still_counted(samples: tuple[Sample, ...], now: float) -> tuple[Sample, ...]:
+    """Return the last few samples, and more where those lie within a moment."""
+    older, newest = samples[:-HIGH_WATER_SAMPLES], samples[-HIGH_WATER_SAMPLES:]
+    return (*(one for one in older if now - one.at_seconds < HIGH_WATER_SECONDS), *newest)
+
+
 def next_reading(
-    previous: MemoryReading | None, host: HostMemory, uses: tuple[EngineUse, ...]
+    previous: MemoryReading | None, host: HostMemory, uses: tuple[EngineUse, ...], now: float
 ) -> MemoryReading:
-    """Return the reading after one more sample; engines that are not in it are gone."""
+    """Return the reading after one more sample; engines that are not in it are gone.
+
+    `now` are seconds of any clock that does not go back.
+    """
     known = {} if previous is None else previous.engines
-    engines = {use.engine: _next_history(known.get(use.engine), use) for use in uses}
+    engines = {use.engine: _next_history(known.get(use.engine), use, now) for use in uses}
     told = [use.recommended_working_set_bytes for use in uses if use.recommended_working_set_bytes]
     before = None if previous is None else previous.recommended_working_set_bytes
     return MemoryReading(host, engines, min(told) if told else before)

@@ -95,7 +95,7 @@ def scene(tmp_path: Path, footprint: Callable[[float], int], prompts: int = 1) -
     view = replace(view, making_progress=True, rows=rows, leases=prompts)
     host, pool = ScriptedHost(footprint), OneEngine([view], say([]))
     settings = GuardSettings(tmp_path / "panics.json", clock=lambda: host.now)
-    arbiter = Arbiter(MemoryGuardSpec())
+    arbiter = Arbiter(MemoryGuardSpec(), clock=lambda: host.now)
     guard = Guard(host, pool, arbiter, settings)
     found = Scene(host, pool, guard, arbiter)
     guard.tell(

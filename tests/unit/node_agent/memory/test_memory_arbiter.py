@@ -114,10 +114,12 @@ def test_a_gone_engines_memory_is_free_at_the_next_sample() -> None:
 
 
 def test_a_trough_after_a_cache_clear_is_not_believed() -> None:
-    arbiter = arbiter_with(engine("a", 10))
+    clock = HandClock()
+    arbiter = arbiter_with(engine("a", 10), clock=clock)
     arbiter.observe(HOST, (engine("a", 2),))
     assert arbiter.state().used_bytes == 10 * GIB
     for _ in range(3):
+        clock.now += 1.0
         arbiter.observe(HOST, (engine("a", 2),))
     assert arbiter.state().used_bytes == 2 * GIB
 

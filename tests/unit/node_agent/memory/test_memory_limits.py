@@ -14,7 +14,7 @@ from node_agent.memory.limits import (
     compute_reserve_bytes,
     compute_watermarks,
 )
-from node_agent.memory.reading import EngineHistory, MemoryReading
+from node_agent.memory.reading import EngineHistory, MemoryReading, Sample
 
 RESERVE_GIB = {
     # GiB of RAM against the reserve of safe, balanced, aggressive and custom
@@ -53,7 +53,9 @@ def reading_of(
         active * GIB,
         None if wired is None else wired * GIB,
     )
-    engines = {"a": EngineHistory(1, (used * GIB,), used * GIB)} if used else {}
+    engines = (
+        {"a": EngineHistory(1, (Sample(0.0, used * GIB, used * GIB),), used * GIB)} if used else {}
+    )
     return MemoryReading(host, engines, None if working_set is None else working_set * GIB)
 
 
