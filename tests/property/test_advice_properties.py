@@ -15,7 +15,7 @@ from manifests.units import GIB, MIB, parse_quantity
 from node_agent.host.base import HostMemory
 from node_agent.memory.knobs import plan_knobs
 from node_agent.memory.limits import compute_ceilings
-from node_agent.memory.reading import EngineHistory, MemoryReading
+from node_agent.memory.reading import EngineHistory, MemoryReading, Sample
 
 _QUANTA = st.integers(0, 96 * 8).map(lambda eighths: eighths * GIB // 8)
 
@@ -27,7 +27,9 @@ def readings(draw: st.DrawFn) -> MemoryReading:
     ratio = draw(st.sampled_from([1.0, 0.9, 0.75]))
     host = HostMemory(ram, free, inactive, active, ceiling_ratio=ratio)
     metal = draw(st.none() | _QUANTA.filter(bool))
-    return MemoryReading(host, {"e": EngineHistory(1, (used,), used, True)}, metal)
+    return MemoryReading(
+        host, {"e": EngineHistory(1, (Sample(0.0, used, used),), used, True)}, metal
+    )
 
 
 @st.composite

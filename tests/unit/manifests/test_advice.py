@@ -25,7 +25,7 @@ from manifests.sizing.estimate import (
 from manifests.units import GIB, MIB
 from node_agent.host.base import HostMemory
 from node_agent.memory.knobs import plan_knobs
-from node_agent.memory.reading import EngineHistory, MemoryReading
+from node_agent.memory.reading import EngineHistory, MemoryReading, Sample
 
 SHAPE = ModelShape(
     model_type="llama",
@@ -55,7 +55,9 @@ def reading(
         active_bytes=int(active * GIB),
     )
     limit = None if metal is None else int(metal * GIB)
-    return MemoryReading(host, {"e-0": EngineHistory(1, (4 * GIB,), 4 * GIB, True)}, limit)
+    return MemoryReading(
+        host, {"e-0": EngineHistory(1, (Sample(0.0, 4 * GIB, 4 * GIB),), 4 * GIB, True)}, limit
+    )
 
 
 def advise(
