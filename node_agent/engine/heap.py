@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-# The next turn of a conversation mostly comes sooner. Shorter than the agent takes to believe what
-# an engine holds at rest: it looks three times, every third of a second while somebody waits.
+# Shorter than the agent takes to believe what an engine holds at rest (memory/reading.py: 0.65 s).
 REST_SECONDS = 0.5
 
 

@@ -245,11 +245,9 @@ class RowPrefix:
         Only the `urgent` ones are those that no later call could store.
         """
         wanted = self._wanted()
-        due = [one for one in wanted if one.end_tokens <= fed_tokens]
-        for capture in due:
-            # Of a snapshot nothing is left once the row has gone on; blocks of KV can wait.
-            if urgent and not capture.snapshot:
-                continue
+        ended = [one for one in wanted if one.end_tokens <= fed_tokens]
+        # Of a snapshot nothing is left once the row has gone on; blocks of KV can wait.
+        for capture in [one for one in ended if one.snapshot or not urgent]:
             wanted.remove(capture)
             self._capture(self._chain, view(), capture)
 

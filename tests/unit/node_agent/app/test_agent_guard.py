@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from manifests.errors import Refusal
 from manifests.kinds.engine import EnginePhase
 from manifests.kinds.guard import MemoryGuardSpec
 from manifests.kinds.node import PressureLevel
-from node_agent.engine.messages import Abort, Command, Heartbeat, Loaded
+from node_agent.engine.messages import Abort, Command, Heartbeat, Loaded, Reclaim
 from node_agent.guard import Guard, GuardListeners, GuardSettings
 from node_agent.host.base import HostInfo, HostMemory, PanicScan
 from node_agent.memory.arbiter import Arbiter
@@ -156,6 +158,19 @@ async def test_a_machine_that_is_read_again_unlatches_what_the_last_reading_latc
     now.host.footprint = lambda _: int(10.7 * GIB)
     await now.play(25)
     assert not now.guard.health().paused
+
+
+@pytest.mark.parametrize(("prompts", "asked"), [(0, True), (1, False)])
+async def test_engines_at_rest_give_back_what_they_keep_when_somebody_begins_to_wait(
+    tmp_path: Path, prompts: int, asked: bool
+) -> None:
+    now = scene(tmp_path, lambda _: 9 * GIB, prompts)
+    await now.play(2.0)
+    assert Reclaim() not in now.pool.sent
+    waiting = asyncio.create_task(now.arbiter.admit_load("b", 9 * GIB, wait_seconds=60))
+    await asyncio.sleep(0)
+    assert (Reclaim() in now.pool.sent) is asked
+    waiting.cancel()
 
 
 async def test_whoever_waits_for_given_back_bytes_hears_of_them_soon(tmp_path: Path) -> None:
