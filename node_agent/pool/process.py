@@ -29,11 +29,16 @@ _SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 # after a rest (engine/heap.py): with bars at 1 MiB and 128 KiB each pass over 8 tokens faulted 500
 # pages in anew, 10 of 130 ms. Of arenas but the main one the free top is only given back above the
 # bar, never when asked: with one for each thread a tiny model rested at 92 MB after 40 prompts,
-# with a single one at 75. Source: mlx 0.32.4, glibc 2.36, Linux CPU, 2026-11-29; mallopt(3).
+# with a single one at 75. By default all of the top goes back once it exceeds the bar: at times the
+# memory of a prompt's row went with it, and the next prompt, though all but its ending was cached,
+# faulted up to 6,000 pages in anew. With the pad a bar's worth stays: no faults, and the first
+# token after 132 ms where it took 144 to 159. Source: SmolLM2-135M, mlx 0.32.4, glibc 2.36, Linux
+# CPU, 2026-11-29; mallopt(3).
 _LINUX_MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "4194304",
     "MALLOC_TRIM_THRESHOLD_": "16777216",
+    "MALLOC_TOP_PAD_": "16777216",
 }
 
 
