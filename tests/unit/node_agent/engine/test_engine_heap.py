@@ -27,6 +27,14 @@ def test_blocks_dropped_between_blocks_that_stay_are_given_back() -> None:
     assert given_back > 0.5 * BLOCK_BYTES * (BLOCKS - len(kept))
 
 
+def print_as_engine(script: str) -> list[int]:
+    """Return the numbers that a script prints with an engine's environment."""
+    environment = plan_environment(Launcher(), os.environ)
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return [int(number) for number in said.stdout.split()]
+
+
 # A thread takes less than glibc's bar and frees it; what stays of it is printed.
 FREED_BY_A_THREAD = f"""
 import threading, psutil
@@ -46,10 +54,7 @@ print(held[0] - before, rss() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc keeps it")
 def test_what_any_thread_freed_is_given_back() -> None:
     """MLX computes on threads of its own; an engine's environment leaves them no arenas."""
-    environment = plan_environment(Launcher(), os.environ)
-    command = [sys.executable, "-c", FREED_BY_A_THREAD]
-    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    held, kept = map(int, said.stdout.split())
+    held, kept = print_as_engine(FREED_BY_A_THREAD)
     assert held > 130 * BLOCK_BYTES
     assert kept < 0.2 * held
 
@@ -76,10 +81,7 @@ print(most, rss() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc gives back unasked")
 def test_what_a_row_freed_is_there_for_the_next_and_goes_when_asked() -> None:
-    environment = plan_environment(Launcher(), os.environ)
-    command = [sys.executable, "-c", TAKEN_AGAIN]
-    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    faults, kept_bytes = map(int, said.stdout.split())
+    faults, kept_bytes = print_as_engine(TAKEN_AGAIN)
     assert faults < 0.1 * 120 * BLOCK_BYTES / 4096
     assert kept_bytes < 0.2 * 120 * BLOCK_BYTES
 
