@@ -104,8 +104,11 @@ class Seating:
             if isinstance(waited, Refusal):
                 return waited
             seat = waited
+        never = seat.decision.outcome is Outcome.NEVER
+        if never and await self._hear_again(models, exchange.started_seconds):
+            return await self.find(exchange, course)
         stages.count_decision(seat.decision.why.value)
-        if seat.decision.outcome is Outcome.NEVER:
+        if never:
             exchange.down.route = describe_route(seat.decision)
             stages.count_refusal(seat.decision.why.value)
             return refuse_never(seat.decision) or explain_no_engine(self._fleet.view(), models[0])
@@ -180,6 +183,21 @@ class Seating:
             return not all(is_catching_up(view, model) for model in late)
 
         return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
+
+    async def _hear_again(self, models: Sequence[str], since_seconds: float) -> bool:
+        """Let nodes say it once more before a final no; tell whether that is worth another look.
+
+        What a node held for too large may fit since: somebody has just raised its ceiling. A last
+        report from before the request came does not say.
+        """
+
+        def heard(view: FleetView) -> bool:
+            items = (item for model in models for item in view.candidates(model))
+            return all(item.reported_seconds >= since_seconds for item in items)
+
+        if heard(self._fleet.view()):
+            return False
+        return await self._fleet.wait_until(heard, self._settings.catch_up_seconds)
 
     def _question(self, exchange: Exchange, course: Course, model: str) -> Question:
         asked = exchange if model == exchange.model else replace(exchange, model=model)

@@ -69,6 +69,34 @@ async def test_what_no_node_can_ever_hold_is_413_and_touches_no_node() -> None:
     assert "a prompt of up to" in error["message"]
 
 
+async def looked_once(host: Host) -> None:
+    """Wait until a prompt was found to fit on no node."""
+    never = {"stage": "select", "outcome": "never"}
+    await until(lambda: host.metric("mlxfleet_gateway_stage_seconds_count", **never) == 1)
+
+
+async def test_a_ceiling_that_was_just_raised_counts_before_the_next_report() -> None:
+    only = agent("only", 100, 100)
+    async with gateway_host(only) as host, client(host) as http:
+        only.muted = True
+        # What was on its way before is read by now.
+        assert (await ask(http, prompt(10))).status_code == 200
+        asked = asyncio.create_task(ask(http, prompt(1000)))
+        await looked_once(host)
+        only.muted = False
+        only.change(**room_figures(4000, 4000))
+        assert (await asked).status_code == 200
+        assert host.metric("mlxfleet_gateway_refusals_total", reason="too_large") == 0
+
+
+async def test_a_node_that_does_not_report_again_in_time_holds_no_refusal_up() -> None:
+    only = agent("only", 100, 100)
+    async with gateway_host(only, catch_up_seconds=0.05) as host, client(host) as http:
+        only.muted = True
+        assert (await ask(http, prompt(10))).status_code == 200
+        assert (await ask(http, prompt(1000))).status_code == 413
+
+
 async def test_a_request_waits_for_room_and_is_served_when_a_report_shows_it() -> None:
     only = agent("only", 10, 4000)
     async with gateway_host(only) as host, client(host) as http:
