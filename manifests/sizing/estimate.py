@@ -8,6 +8,7 @@ The engine it describes feeds one row at a time on a cache of its own, every tok
 chunks that keep buffers at whole steps; then the row joins those being decoded, layer by layer.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -200,20 +201,27 @@ def estimate_tokens_that_fit(
     chunk_tokens: int,
     max_tokens: int = 0,
     fused: bool = False,
+    transient_ratio: float = 1.0,
 ) -> int:
     """Return the longest prompt whose peak is at most `free_bytes`; 0 when none fits.
 
-    Never more than the model's own context leaves beside `max_tokens`.
+    Never more than the model's own context leaves beside `max_tokens`. Transients are scaled by
+    `transient_ratio`, which admission learns of each engine; less than 1 counts as 1.
     """
-    low, high = 0, max(0, shape.context_tokens - max_tokens)
-    while low < high:
-        middle = (low + high + 1) // 2
-        case = PrefillCase(prompt_tokens=middle, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
-        if _parts(shape, case, fused=fused).peak_bytes <= free_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def need_bytes(prompt_tokens: int) -> int:
+        case = PrefillCase(
+            prompt_tokens=prompt_tokens, max_tokens=max_tokens, chunk_tokens=chunk_tokens
+        )
+        parts = _parts(shape, case, fused=fused)
+        transient = parts.scores_bytes + parts.activations_bytes
+        return scale_transient(parts.peak_bytes, transient, max(1.0, transient_ratio))
+
+    longest = max(0, shape.context_tokens - max_tokens)
+    # Agents ask many times a second, and on most nodes a whole context fits.
+    if not longest or need_bytes(longest) <= free_bytes:
+        return longest
+    return bisect_right(range(1, longest), free_bytes, key=need_bytes)
 
 
 def estimate_engine(

@@ -5,12 +5,8 @@ so that both tell the same. Units: bytes, tokens.
 """
 
 from manifests.sizing.estimate import (
-    ModelShape,
-    PrefillCase,
     estimate_bytes_per_token,
-    estimate_prefill,
     estimate_tokens_that_fit,
-    scale_transient,
 )
 from manifests.wire.room import EngineRoom
 from node_agent.memory.arbiter import Arbiter
@@ -39,8 +35,17 @@ def observe_figures(arbiter: Arbiter, view: EngineView) -> EngineFigures:
         now_bytes, ever_bytes = max(0, now_bytes - weights), max(0, ever_bytes - weights)
     rooms = ((now_bytes, arbiter.transient_ratio(name)), (ever_bytes, 1.0))
     now_tokens, ever_tokens = (
-        min(context, find_fitting_tokens(shape, room, max(1, chunk), arbiter.fused, ratio))
-        for room, ratio in rooms
+        min(
+            context,
+            estimate_tokens_that_fit(
+                shape,
+                room_bytes,
+                chunk_tokens=max(1, chunk),
+                fused=arbiter.fused,
+                transient_ratio=ratio,
+            ),
+        )
+        for room_bytes, ratio in rooms
     )
     return EngineFigures(
         footprint_bytes=footprint,
@@ -89,28 +94,3 @@ def find_chunk_tokens(view: EngineView) -> int:
     """Return the chunk that a request of this engine is judged by."""
     loaded = 0 if view.loaded is None else view.loaded.chunk_tokens
     return loaded or view.want.spec.prefill.chunk_tokens or DEFAULT_CHUNK_TOKENS
-
-
-def find_fitting_tokens(
-    shape: ModelShape, room_bytes: int, chunk_tokens: int, fused: bool, ratio: float
-) -> int:
-    """Return the longest prompt that the arbiter would admit into so much room.
-
-    `ratio` is what was learned of the engine: its transients are scaled as at admission.
-    """
-    low, high = (
-        0,
-        estimate_tokens_that_fit(shape, room_bytes, chunk_tokens=chunk_tokens, fused=fused),
-    )
-    if ratio <= 1.0:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        case = PrefillCase(prompt_tokens=middle, chunk_tokens=chunk_tokens)
-        found = estimate_prefill(shape, case, fused=fused)
-        transient = found.scores_bytes + found.activations_bytes
-        if scale_transient(found.peak_bytes, transient, ratio) <= room_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from manifests.sizing.advice import estimate_need
 from manifests.sizing.estimate import (
     LayerGroup,
     LayerKind,
@@ -220,17 +221,31 @@ def test_kv_grows_by_at_least_the_marginal_rate_over_whole_steps(
     assert grown - estimate_kv_bytes(shape, tokens, chunk_tokens=chunk) >= rate * 256 * steps
 
 
-@given(shapes(), st.integers(0, 1 << 36), CHUNKS, st.integers(0, CONTEXT + 10), st.booleans())
+@given(
+    shapes(),
+    st.integers(0, 1 << 36),
+    CHUNKS,
+    st.integers(0, CONTEXT + 10),
+    st.booleans(),
+    st.floats(0.5, 4.0),
+)
 def test_what_fits_is_the_inverse_of_the_peak(
-    shape: ModelShape, free_bytes: int, chunk: int, max_tokens: int, fused: bool
+    shape: ModelShape, free_bytes: int, chunk: int, max_tokens: int, fused: bool, ratio: float
 ) -> None:
     tokens = estimate_tokens_that_fit(
-        shape, free_bytes, chunk_tokens=chunk, max_tokens=max_tokens, fused=fused
+        shape,
+        free_bytes,
+        chunk_tokens=chunk,
+        max_tokens=max_tokens,
+        fused=fused,
+        transient_ratio=ratio,
     )
-    case = PrefillCase(prompt_tokens=1, max_tokens=max_tokens, chunk_tokens=chunk)
+
+    def need(prompt_tokens: int) -> int:
+        case = PrefillCase(prompt_tokens=prompt_tokens, max_tokens=max_tokens, chunk_tokens=chunk)
+        return estimate_need(shape, case, fused=fused, transient_ratio=max(1.0, ratio)).need_bytes
+
     most = max(0, CONTEXT - max_tokens)
     assert 0 <= tokens <= most
-    if tokens:
-        assert peak(shape, case, fused=fused, prompt_tokens=tokens) <= free_bytes
-    if tokens < most:
-        assert peak(shape, case, fused=fused, prompt_tokens=tokens + 1) > free_bytes
+    assert tokens == 0 or need(tokens) <= free_bytes
+    assert tokens == most or need(tokens + 1) > free_bytes
