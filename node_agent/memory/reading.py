@@ -67,8 +67,7 @@ class EngineHistory:
     idle_bytes: int
     rested: bool = False
     weights_bytes: int = 0
-    resting_samples: int = 0
-    resting_since_seconds: float = 0.0
+    resting_since_seconds: float | None = None
     hot_bytes: int = 0
 
     @property
@@ -111,20 +110,21 @@ def _next_history(previous: EngineHistory | None, use: EngineUse, now: float) ->
     """Add one measurement; a new process starts afresh."""
     measured = use.measured_bytes
     samples: tuple[Sample, ...] = ()
-    rested, resting, since_seconds = False, 0, now
+    rested, since_seconds = False, None
     if previous is not None and previous.pid == use.pid:
         # When neither the OS nor MLX answered, the memory is still there.
         measured = measured or previous.used_bytes
-        samples, rested, resting = previous.samples, previous.rested, previous.resting_samples
+        samples, rested = previous.samples, previous.rested
         since_seconds = previous.resting_since_seconds
     # What is cached is held, and given up for whoever needs it: it hides no room from a request.
     bare = max(0, measured - use.hot_bytes)
     samples = _still_counted((*samples, Sample(now, measured, bare)), now)
     loaded = use.weights_bytes > 0
-    resting = resting + 1 if loaded and not use.busy else 0
-    if resting <= 1:
+    if use.busy or not loaded:
+        since_seconds = None
+    elif since_seconds is None:
         since_seconds = now
-    if resting >= HIGH_WATER_SAMPLES and now - since_seconds >= HIGH_WATER_SECONDS:
+    if _has_rested(samples, since_seconds, now):
         idle = min(one.bare_bytes for one in samples)
     elif previous is not None and rested:
         idle = previous.idle_bytes if use.busy else min(previous.idle_bytes, bare)
@@ -138,7 +138,6 @@ def _next_history(previous: EngineHistory | None, use: EngineUse, now: float) ->
         idle_bytes=max(idle, use.weights_bytes),
         rested=loaded and (rested or not use.busy),
         weights_bytes=use.weights_bytes,
-        resting_samples=resting,
         resting_since_seconds=since_seconds,
         hot_bytes=use.hot_bytes,
     )
@@ -148,6 +147,14 @@ def _still_counted(samples: tuple[Sample, ...], now: float) -> tuple[Sample, ...
     """Return the last few samples, and more where those lie within a moment."""
     older, newest = samples[:-HIGH_WATER_SAMPLES], samples[-HIGH_WATER_SAMPLES:]
     return (*(one for one in older if now - one.at_seconds < HIGH_WATER_SECONDS), *newest)
+
+
+def _has_rested(samples: tuple[Sample, ...], since_seconds: float | None, now: float) -> bool:
+    """Return whether a rest has lasted long enough, and been seen often enough, to be believed."""
+    if since_seconds is None or now - since_seconds < HIGH_WATER_SECONDS:
+        return False
+    seen = [one for one in samples if one.at_seconds >= since_seconds]
+    return len(seen) >= HIGH_WATER_SAMPLES
 
 
 def next_reading(
