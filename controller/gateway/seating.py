@@ -105,7 +105,7 @@ class Seating:
                 return waited
             seat = waited
         never = seat.decision.outcome is Outcome.NEVER
-        if never and await self._hear_again(models, exchange.started_seconds):
+        if never and await self._hear_again(exchange, models):
             return await self.find(exchange, course)
         stages.count_decision(seat.decision.why.value)
         if never:
@@ -184,7 +184,7 @@ class Seating:
 
         return await self._fleet.wait_until(one_came, self._settings.catch_up_seconds)
 
-    async def _hear_again(self, models: Sequence[str], since_seconds: float) -> bool:
+    async def _hear_again(self, exchange: Exchange, models: Sequence[str]) -> bool:
         """Let nodes say it once more before a final no; tell whether that is worth another look.
 
         What a node held for too large may fit since: somebody has just raised its ceiling. A last
@@ -193,11 +193,12 @@ class Seating:
 
         def heard(view: FleetView) -> bool:
             items = (item for model in models for item in view.candidates(model))
-            return all(item.reported_seconds >= since_seconds for item in items)
+            return all(item.reported_seconds >= exchange.started_seconds for item in items)
 
         if heard(self._fleet.view()):
             return False
-        return await self._fleet.wait_until(heard, self._settings.catch_up_seconds)
+        seconds = min(self._settings.catch_up_seconds, self._left_seconds(exchange))
+        return await self._fleet.wait_until(heard, seconds)
 
     def _question(self, exchange: Exchange, course: Course, model: str) -> Question:
         asked = exchange if model == exchange.model else replace(exchange, model=model)

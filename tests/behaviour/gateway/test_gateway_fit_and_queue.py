@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -95,6 +96,16 @@ async def test_a_node_that_does_not_report_again_in_time_holds_no_refusal_up() -
         only.muted = True
         assert (await ask(http, prompt(10))).status_code == 200
         assert (await ask(http, prompt(1000))).status_code == 413
+
+
+async def test_a_final_no_comes_within_the_deadline() -> None:
+    only = agent("only", 100, 100)
+    async with gateway_host(only, catch_up_seconds=math.inf) as host, client(host) as http:
+        only.muted = True
+        assert (await ask(http, prompt(10))).status_code == 200
+        async with asyncio.timeout(10):
+            answer = await ask(http, prompt(1000, deadline_seconds=0.1))
+        assert answer.status_code == 413
 
 
 async def test_a_request_waits_for_room_and_is_served_when_a_report_shows_it() -> None:
