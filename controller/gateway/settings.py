@@ -34,7 +34,8 @@ class GatewaySettings:
     answer_seconds: float = 3600.0
     """The longest wait for an answer that is not a stream, from a node that is alive."""
     catch_up_seconds: float = 2.0
-    """Wait for the report of a node whose engine is declared ready; reports may lag behind."""
+    """Wait so long for reports, which may lag behind: of an engine that is declared ready, and of
+    every node before a prompt is refused for good."""
     silence_seconds: float = 3.0
     """A node whose load stream is silent for this long is not routed to."""
     dead_seconds: float = 15.0

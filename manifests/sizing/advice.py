@@ -6,6 +6,7 @@ Units: bytes, tokens.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -226,14 +227,10 @@ def _as_quantity(count: int) -> str:
 def _longest_tokens(
     need_bytes: Callable[[PrefillCase], int], case: PrefillCase, limit_bytes: int
 ) -> int:
-    low, high = 0, case.prompt_tokens
-    while low < high:
-        middle = (low + high + 1) // 2
-        shorter = case.model_copy(
-            update={"prompt_tokens": middle, "cached_tokens": min(case.cached_tokens, middle)}
+    def need_of(tokens: int) -> int:
+        cached_tokens = min(case.cached_tokens, tokens)
+        return need_bytes(
+            case.model_copy(update={"prompt_tokens": tokens, "cached_tokens": cached_tokens})
         )
-        if need_bytes(shorter) <= limit_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    return bisect_right(range(1, case.prompt_tokens + 1), limit_bytes, key=need_of)

@@ -218,7 +218,7 @@ def estimate_tokens_that_fit(
         return scale_transient(parts.peak_bytes, transient, max(1.0, transient_ratio))
 
     longest = max(0, shape.context_tokens - max_tokens)
-    # Agents ask many times a second, and on most nodes a whole context fits.
+    # Where a whole context fits, one look is enough.
     if not longest or need_bytes(longest) <= free_bytes:
         return longest
     return bisect_right(range(1, longest), free_bytes, key=need_bytes)

@@ -151,10 +151,10 @@ def _still_counted(samples: tuple[Sample, ...], now: float) -> tuple[Sample, ...
 
 def _has_rested(samples: tuple[Sample, ...], since_seconds: float | None, now: float) -> bool:
     """Return whether a rest has lasted long enough, and been seen often enough, to be believed."""
-    if since_seconds is None or now - since_seconds < HIGH_WATER_SECONDS:
+    if since_seconds is None or len(samples) < HIGH_WATER_SAMPLES:
         return False
-    seen = [one for one in samples if one.at_seconds >= since_seconds]
-    return len(seen) >= HIGH_WATER_SAMPLES
+    lasted = now - since_seconds >= HIGH_WATER_SECONDS
+    return lasted and samples[-HIGH_WATER_SAMPLES].at_seconds >= since_seconds
 
 
 def next_reading(

@@ -70,12 +70,6 @@ async def test_what_no_node_can_ever_hold_is_413_and_touches_no_node() -> None:
     assert "a prompt of up to" in error["message"]
 
 
-async def looked_once(host: Host) -> None:
-    """Wait until a prompt was found to fit on no node."""
-    never = {"stage": "select", "outcome": "never"}
-    await until(lambda: host.metric("mlxfleet_gateway_stage_seconds_count", **never) == 1)
-
-
 async def test_a_ceiling_that_was_just_raised_counts_before_the_next_report() -> None:
     only = agent("only", 100, 100)
     async with gateway_host(only) as host, client(host) as http:
@@ -83,7 +77,8 @@ async def test_a_ceiling_that_was_just_raised_counts_before_the_next_report() ->
         # What was on its way before is read by now.
         assert (await ask(http, prompt(10))).status_code == 200
         asked = asyncio.create_task(ask(http, prompt(1000)))
-        await looked_once(host)
+        never = {"stage": "select", "outcome": "never"}
+        await until(lambda: host.metric("mlxfleet_gateway_stage_seconds_count", **never) == 1)
         only.muted = False
         only.change(**room_figures(4000, 4000))
         assert (await asked).status_code == 200
